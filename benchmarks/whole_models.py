@@ -19,31 +19,36 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import pandas as pd
 
-from convscope.dataset import layers, samples, splits
+from convscope.dataset import calls, samples, splits
+from convscope.dataset.calls import CallRow
 from convscope.dataset.splits import Split
 from convscope.prediction import evaluation, predictor
 from convscope.prediction.evaluation import LEVEL
 
-PARTS = ("kind", "algorithm", "arithmetic", "batch_size")
+PARTS = ("kind", "algorithm", "arithmetic", "batch_size", "gpu_name")
 LEAST = 8  # sums of a part that is shown
 
 
-def read(folder: Path) -> tuple[pd.DataFrame, list[layers.LayerRow]]:
+def read(folder: Path) -> tuple[pd.DataFrame, list[CallRow]]:
     """Return the samples with a time, and the layers of whole models."""
     path = folder / "samples.parquet"
-    return predictor.usable(samples.read([path]), "time"), layers.read(filter(None, [layers.beside(path)]))
+    known = calls.read(calls.beside(path))
+    if not known:
+        raise SystemExit(f"{path}: no calls of whole models beside it: convscope dataset calls writes them")
+    return predictor.usable(samples.read([path]), "time"), known
 
 
-def missed(frame: pd.DataFrame, known: list[layers.LayerRow], split: Split) -> pd.DataFrame:
+def missed(frame: pd.DataFrame, known: list[CallRow], split: Split) -> pd.DataFrame:
     """Return the sums over models that are held back, with the error of each."""
     learned, held_back = (frame[rows].reset_index(drop=True) for rows in (split.learned, split.held_back))
-    calls = evaluation.of_models(held_back, known, "time").reset_index(drop=True)
-    arithmetic = calls["dtype"].where(calls["dtype"] != "float32", calls["math"])
-    calls = calls.assign(kind=split.name.removeprefix("family "), arithmetic=arithmetic)
-    keys = calls["key"].to_numpy(dtype=object)
-    found = predictor.fit(learned, "time", {}, "family").sums(calls, keys, LEVEL)
-    each = calls.groupby("key")
-    return each[["model", *PARTS]].first().assign(error=found["middle"] / each["mean_ms"].sum() - 1)
+    rows = evaluation.of_models(held_back, known, "time").reset_index(drop=True)
+    if rows.empty:
+        return pd.DataFrame(columns=[*PARTS, "error"])
+    rows = rows.assign(kind=rows["family"], arithmetic=rows["dtype"].where(rows["dtype"] != "float32", rows["math"]))
+    keys = rows["key"].to_numpy(dtype=object)
+    found = predictor.fit(learned, "time", {}, "family").sums(rows, keys, LEVEL)
+    each = rows.groupby("key")
+    return each[[*PARTS]].first().assign(error=found["middle"] / each["mean_ms"].sum() - 1)
 
 
 def table(found: pd.DataFrame, part: str) -> pd.DataFrame:
@@ -69,7 +74,6 @@ def main() -> int:
         found = pd.concat([*pool.map(functools.partial(missed, frame, known), divided)])
     for part in PARTS:
         print(table(found, part).to_string(), end="\n\n")
-    print(table(found.assign(all=frame["gpu_name"].iloc[0]), "all").to_string())
     return 0
 
 

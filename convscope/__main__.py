@@ -34,7 +34,8 @@ COMMANDS = {
     "summary": ("report.summary", "print what the runs found in a few lines of Markdown, or as JSON"),
     "dataset": (
         "dataset.package.command",
-        "collect samples of many models (dataset collect); package them for publication (dataset package)",
+        "collect samples of many models (dataset collect); package them for publication (dataset package); "
+        "list the convolutions of a pass of each model (dataset calls)",
     ),
     "check": ("dataset.check.command", "check a data set or a file of samples"),
     "import": ("dataset.command", "convert measurements of others to a file of samples"),

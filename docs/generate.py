@@ -20,7 +20,7 @@ from convscope.__main__ import COMMANDS, FLAGS, MEASURED
 from convscope.atlas import rows as atlas
 from convscope.cli import completion, programs
 from convscope.conv3d import rows as conv3d
-from convscope.dataset.layers import LayerRow
+from convscope.dataset.calls import CallRow
 from convscope.dataset.package.merging import Conflict
 from convscope.dataset.samples import WORK, SampleRow
 from convscope.dataset.totals import TotalRow
@@ -109,7 +109,7 @@ def _row_types() -> dict[str, type[Any]]:
         found |= {f"{study}/{name}": form.row_type for items in every for name, form in items}
     if {*found} != {key for key in ROWS if key.split("/")[0] in schemas}:
         raise SystemExit(f"docs/generate.py: ROWS has other tables than the schemas: {sorted({*found} ^ {*ROWS})}")
-    others = {"dataset/samples": SampleRow, "dataset/layers": LayerRow, "dataset/totals": TotalRow}
+    others = {"dataset/samples": SampleRow, "dataset/calls": CallRow, "dataset/totals": TotalRow}
     others |= {"dataset/conflicts": Conflict}
     return found | others | {"predict/scores": Score, "predict/workspace": WorkspaceScore, "select/regret": Regret}
 

@@ -3,7 +3,7 @@
 `rows`: rows drawn at random, which lets neighbours of a layer stand on both sides. `layer`: shapes that were not
 learned, on any card and by any algorithm. `family`: kinds of network. `size`: the smallest fifth by work, and the
 largest. `gpu`: cards; their shapes are learned on the others. A shape that is held back by layer, family or size is
-learned nowhere. A sample names one of the models that have its shape: where the layers of whole models are given, a
+learned nowhere. A sample names one of the models that have its shape: where the calls of whole models are given, a
 split by family holds back all shapes that models of the kind have. A split is a function of what the samples say, not
 of their order: the same rows are held back from a file in another order.
 """
@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from convscope.dataset.layers import AT_ANY_BATCH, LayerRow
-from convscope.dataset.layers import frame as layers_frame
+from convscope.dataset.calls import AT_ANY_BATCH, CallRow
+from convscope.dataset.calls import frame as calls_frame
 from convscope.dataset.samples import SHAPE, WORK
 from convscope.errors import InputError
 
@@ -70,11 +70,11 @@ def labels(frame: pd.DataFrame, kind: str) -> Labels:
     return _LABELS[kind](frame)
 
 
-def splits(frame: pd.DataFrame, kind: str, layers: Sequence[LayerRow] = ()) -> Iterator[Split]:
+def splits(frame: pd.DataFrame, kind: str, calls: Sequence[CallRow] = ()) -> Iterator[Split]:
     """Yield the splits of a kind: one where a fifth is held back, one a label where each is held back in turn.
 
     Args:
-        layers: of whole models. With them a split by family holds back every shape that a model of that kind has,
+        calls: of whole models. With them a split by family holds back every shape that a model of that kind has,
             at any batch size and whichever model a sample of it names.
 
     Raises:
@@ -87,7 +87,7 @@ def splits(frame: pd.DataFrame, kind: str, layers: Sequence[LayerRow] = ()) -> I
     names = sorted({*found})
     if len(names) < 2:
         raise InputError(f"split by {kind}: all samples are of {names[0]}: at least two are needed")
-    shared = _shapes_by_family(layers) if kind == "family" else {}
+    shared = _shapes_by_family(calls) if kind == "family" else {}
     shapes = pd.Series(joined(frame, AT_ANY_BATCH)) if shared else None
     for name in in_turn(names, kind):
         held_back = found == name
@@ -96,10 +96,10 @@ def splits(frame: pd.DataFrame, kind: str, layers: Sequence[LayerRow] = ()) -> I
         yield _split(frame, kind, f"{kind} {name}", held_back)
 
 
-def _shapes_by_family(rows: Sequence[LayerRow]) -> dict[str, Labels]:
+def _shapes_by_family(rows: Sequence[CallRow]) -> dict[str, Labels]:
     if not rows:
         return {}
-    frame = layers_frame(rows)
+    frame = calls_frame(rows)
     return {str(name): joined(each, AT_ANY_BATCH) for name, each in frame.groupby("family")}
 
 

@@ -15,7 +15,8 @@ import pandas as pd
 
 from convscope.cli.display import or_dash, several, table
 from convscope.cli.options import apart_from_inputs, at_least
-from convscope.dataset import layers, samples, totals
+from convscope.dataset import calls, samples, totals
+from convscope.dataset.calls import CallRow
 from convscope.dataset.samples import TARGETS, WORK
 from convscope.dataset.totals import TotalRow
 from convscope.errors import InputError
@@ -81,11 +82,10 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.calibrate and "gpu" not in options.split:
         raise InputError("evaluate: --calibrate needs --split gpu")
     frame, known = samples.read(options.samples), cards.parsed(options.card)
+    known_calls = calls.read(options.calls or [path for each in options.samples for path in calls.beside(each)])
     if options.target == workspace.TARGET:
-        return _evaluate_workspace(options, frame)
-    beside = [*filter(None, map(layers.beside, options.samples))]
-    of_models = layers.read(options.layers or beside)
-    asked = options.target, options.split, known, options.calibrate, options.processes, of_models
+        return _evaluate_workspace(options, frame, known_calls)
+    asked = options.target, options.split, known, options.calibrate, options.processes, known_calls
     found = [*evaluation.noise(frame, options.target), *evaluation.scores(frame, *asked)]
     if options.json:
         print(json.dumps([*map(dataclasses.asdict, found)], indent=1))
@@ -94,13 +94,13 @@ def evaluate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluate_workspace(options: argparse.Namespace, frame: pd.DataFrame) -> int:
+def _evaluate_workspace(options: argparse.Namespace, frame: pd.DataFrame, calls: Sequence[CallRow]) -> int:
     if options.calibrate:
         raise InputError(f"evaluate: --calibrate: {NOT_CORRECTED}")
     if options.processes > 1:
         raise InputError("evaluate: --processes: workspaces take seconds: leave it out")
     known = cards.parsed(options.card)
-    found = [score for kind in options.split for score in evaluation.workspace_scores(frame, kind, known)]
+    found = [score for kind in options.split for score in evaluation.workspace_scores(frame, kind, known, calls)]
     if options.json:
         print(json.dumps([*map(dataclasses.asdict, found)], indent=1))
     else:

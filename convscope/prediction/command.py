@@ -68,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--calibrate", type=int, default=0, metavar="N", help=text)
     text = "splits at once, each on a core of its own with up to 3 GB; default %(default)s"
     evaluate.add_argument("--processes", type=int, default=1, metavar="N", help=text)
-    text = "layers of whole models, for sums over them; default layers.parquet or layers.csv beside the samples"
-    evaluate.add_argument("--layers", nargs="+", type=Path, default=[], metavar="FILE", help=text)
+    text = "calls of whole models, for sums and for --split family; default calls.parquet, calls.csv beside SAMPLES"
+    evaluate.add_argument("--calls", nargs="+", type=Path, default=[], metavar="FILE", help=text)
     evaluate.add_argument("--json", action="store_true", help="print JSON")
     for each in (apply, calibrate):
         each.add_argument("predictor", type=Path, metavar="PREDICTOR", help="document that fit wrote")

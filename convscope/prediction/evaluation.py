@@ -19,9 +19,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from convscope.dataset import splits
-from convscope.dataset.layers import AT_ANY_BATCH, LayerRow
-from convscope.dataset.layers import PASS as OF_LAYERS
-from convscope.dataset.layers import frame as layers_frame
+from convscope.dataset.calls import AT_ANY_BATCH, CallRow
+from convscope.dataset.calls import PASS as MODEL_AT_SIZE
+from convscope.dataset.calls import frame as calls_frame
 from convscope.dataset.samples import TARGETS, WORK
 from convscope.dataset.splits import Labels, Split
 from convscope.errors import InputError
@@ -38,7 +38,7 @@ LEVEL = 90
 CHOICES = 10
 """Choices of the samples for a calibration, each with another seed."""
 PREDICTOR, NOISE = "predictor", "a repeat"
-MODEL, LAYERS = "sum of a model", "sum of layers"
+SUM_OF_MODEL, SUM_OF_LAYERS = "sum of a model", "sum of layers"
 ADDED = ", ends added up"
 """Sums over all calls of a model, and over the layers of a pass that are held back, whatever else it has; and what is
 behind either's name where its interval has the ends of the layers' intervals added up."""
@@ -105,12 +105,15 @@ class WorkspaceScore:
     outside: int | None = None
 
 
-def workspace_scores(frame: pd.DataFrame, kind: str, cards: Given) -> Iterator[WorkspaceScore]:
+def workspace_scores(
+    frame: pd.DataFrame, kind: str, cards: Given, calls: Sequence[CallRow] = ()
+) -> Iterator[WorkspaceScore]:
     """Yield the scores of predicted workspaces and of the nearest layer's, split by split, algorithm by algorithm.
 
     Args:
         frame: samples; those without a workspace or without sizes are left out.
         kind: one of `samples.SPLITS`.
+        calls: as `splits.splits` takes them.
 
     Raises:
         InputError: no sample has a workspace, they cannot be divided so, or are too few.
@@ -118,7 +121,7 @@ def workspace_scores(frame: pd.DataFrame, kind: str, cards: Given) -> Iterator[W
     kept = usable(frame, workspace.TARGET)
     workspace.check(kept)
     given = features(kept, cards)
-    for split in splits.splits(kept, kind):
+    for split in splits.splits(kept, kind, calls):
         learned, held_back = (kept[rows].reset_index(drop=True) for rows in (split.learned, split.held_back))
         found = workspace.fit(learned, cards, _unit(learned, kind)).predict(held_back, LEVEL)
         names = held_back["algorithm"].to_numpy(dtype=object)
@@ -161,7 +164,7 @@ def _groups(names: Labels) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
 
 def scores(
     frame: pd.DataFrame, target: str, kinds: Sequence[str], cards: Given, calibrated: int = 0, processes: int = 1,
-    layers: Sequence[LayerRow] = (),
+    calls: Sequence[CallRow] = (),
 ) -> Iterator[Score]:  # fmt: skip
     """Yield the scores of a predictor and of the baselines, split by split, algorithm by algorithm.
 
@@ -172,7 +175,7 @@ def scores(
             learned as a correction; neither they nor repeats of them are judged. What is chosen depends on a seed:
             all is done with ten, and the scores are over all ten.
         processes: of splits at once; their number changes no score.
-        layers: of whole models, for sums over all their calls and for what a split by family holds back.
+        calls: of whole models, for sums over all their calls and for what a split by family holds back.
 
     Raises:
         InputError: the samples cannot be divided so, are too few, or `calibrated` leaves none to judge by; or a
@@ -181,8 +184,8 @@ def scores(
     kept = usable(frame, target)
     if not has(kept, target).any():
         raise InputError(f"no sample has sizes and a measured {target}")
-    each = functools.partial(_of_split, kept, target, cards, calibrated, layers)
-    work = [(kind, split) for kind in kinds for split in splits.splits(kept, kind, layers)]
+    each = functools.partial(_of_split, kept, target, cards, calibrated, calls)
+    work = [(kind, split) for kind in kinds for split in splits.splits(kept, kind, calls)]
     if processes == 1 or len(work) == 1:
         yield from itertools.chain.from_iterable(itertools.starmap(each, work))
         return
@@ -229,7 +232,7 @@ def noise(frame: pd.DataFrame, target: str) -> Iterator[Score]:
 
 
 def _of_split(
-    frame: pd.DataFrame, target: str, cards: Given, calibrated: int, layers: Sequence[LayerRow], kind: str, split: Split
+    frame: pd.DataFrame, target: str, cards: Given, calibrated: int, calls: Sequence[CallRow], kind: str, split: Split
 ) -> list[Score]:
     own = has(frame, target)
     if not (split.held_back & own).any():
@@ -239,8 +242,8 @@ def _of_split(
     frame, split = frame[own].reset_index(drop=True), Split(split.name, split.held_back[own], split.learned[own])
     held_back = frame[split.held_back].reset_index(drop=True)
     found = [*judged(outcomes(made, held_back), target, split.name)]
-    found += _of_sums(made, of_models(held_back, layers, target), split.name, MODEL)
-    found += _of_sums(made, held_back.assign(key=held_out.passes(held_back)), split.name, LAYERS)
+    found += _of_sums(made, of_models(held_back, calls, target), split.name, SUM_OF_MODEL)
+    found += _of_sums(made, held_back.assign(key=held_out.passes(held_back)), split.name, SUM_OF_LAYERS)
     given = features(frame, cards)
     wanted = logarithms(frame, target, given)
     truth, asked = wanted[split.held_back], given.rows(split.held_back)
@@ -253,7 +256,7 @@ def _of_split(
     return found
 
 
-def of_models(held_back: pd.DataFrame, layers: Sequence[LayerRow], target: str) -> pd.DataFrame:
+def of_models(held_back: pd.DataFrame, calls: Sequence[CallRow], target: str) -> pd.DataFrame:
     """Return a sample for each call of each pass of a model whose every shape has one, with the pass as its `key`.
 
     A value that was measured again is the mean. A pass is of one card, cuDNN, batch size, arithmetic and algorithm.
@@ -261,10 +264,10 @@ def of_models(held_back: pd.DataFrame, layers: Sequence[LayerRow], target: str) 
     column, work = TARGETS[target][0], ["gpu_name", "cudnn", *WORK]
     known = held_back.assign(shape=splits.joined(held_back, AT_ANY_BATCH))
     known[column] = held_back.groupby(work, dropna=False)[column].transform("mean")
-    known = known.drop_duplicates(work).drop(columns=[*OF_LAYERS, "family", "layer", *AT_ANY_BATCH])
-    called = layers_frame(layers)
+    known = known.drop_duplicates(work).drop(columns=[*MODEL_AT_SIZE, "family", "layer", *AT_ANY_BATCH])
+    called = calls_frame(calls)
     called["shape"] = splits.joined(called, AT_ANY_BATCH)
-    called["calls"] = called.groupby([*OF_LAYERS])["layer"].transform("size")
+    called["calls"] = called.groupby([*MODEL_AT_SIZE])["layer"].transform("size")
     found = called.merge(known, on="shape").drop(columns="shape")
     found["key"] = splits.joined(found, held_out.SUM)
     return found[found.groupby("key")["layer"].transform("size") == found["calls"]].drop(columns="calls")

@@ -111,7 +111,10 @@ def resplit(data: Path, kind: str, change: Callable[[pd.DataFrame], pd.DataFrame
     return [line for line in errors(data) if str(path) in line]
 
 
-@pytest.mark.parametrize(("kind", "what"), [("layer", "the shape"), ("family", "family"), ("gpu", "gpu_name")])
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [("layer", ", layer: the shape"), ("family", ": family densenet is"), ("gpu", ": gpu_name Tesla P100")],
+)
 def test_a_leak_is_found_with_both_samples(data: Path, kind: str, what: str):
     def leak(frame: pd.DataFrame) -> pd.DataFrame:
         name = frame.columns[1]

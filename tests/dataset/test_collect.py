@@ -17,7 +17,7 @@ import torch
 
 import run_dataset
 from convscope.atlas import turns
-from convscope.dataset import layers, samples
+from convscope.dataset import calls, samples
 from convscope.dataset.collect import coverage, study, traced
 from convscope.dataset.collect.coverage import Stratum
 from convscope.dataset.collect.group import ABOUT, STATUS, TABLE, GroupFolder
@@ -163,7 +163,7 @@ def test_what_was_begun_goes_on_and_all_is_measured(collected: Path):
     assert set(found["family"]) == {"alexnet"}
     assert found["gpu_name"].notna().all()
     assert set(found["layer"]) == {f"features.{number}" for number in (0, 3, 6, 8, 10)}
-    assert layers.read([collected / "layers.csv"]) == traced.layers([("alexnet", 64)])
+    assert calls.read([collected / "calls.csv"]) == traced.calls([("alexnet", 64)])
     measured = found[found["status"] == "ok"]
     assert (measured["mean_ms"] > 0).all()
     assert (measured["relative_error"] < 1e-5).all()

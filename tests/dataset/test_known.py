@@ -30,7 +30,7 @@ def timed(tmp_path: Path) -> Path:
     """Times of three of the five shapes, an energy alone of the fourth, and a refusal of the fifth."""
     rows = [sample(key) for key in KEYS[:3]]
     rows.append(sample(KEYS[3], mean_ms=None, energy_j=1.0))
-    rows.append(sample(KEYS[4], mean_ms=None, status="refused", reason="not here"))
+    rows.append(sample(KEYS[4], mean_ms=None, status="unsupported", reason="not here"))
     samples.write(tmp_path / "known.csv", rows)
     return tmp_path / "known.csv"
 
@@ -38,6 +38,12 @@ def timed(tmp_path: Path) -> Path:
 def test_a_shape_with_a_time_is_known_in_its_setting(timed: Path):
     assert known.shapes([timed], processor_name()) == {("fp32", key) for key in KEYS[:3]}
     assert known.shapes([timed], None) == {("fp32", key) for key in KEYS[:3]}
+
+
+def test_a_sample_without_sizes_beside_them_changes_nothing(timed: Path, tmp_path: Path):
+    bare = sample(KEYS[4], in_height_px=None, in_width_px=None, stride=None, padding=None, dilation=None, groups=None)
+    samples.write(tmp_path / "bare.csv", [bare])
+    assert known.shapes([timed, tmp_path / "bare.csv"], None) == {("fp32", key) for key in KEYS[:3]}
 
 
 def test_samples_of_another_device_are_refused(timed: Path):

@@ -11,9 +11,9 @@ import pytest
 from fakes.drawn_samples import drawn
 
 from convscope import __main__ as program
-from convscope.dataset import layers, splits
+from convscope.dataset import calls, splits
 from convscope.dataset import samples as files
-from convscope.dataset.layers import AT_ANY_BATCH, LayerRow
+from convscope.dataset.calls import AT_ANY_BATCH, CallRow
 from convscope.dataset.samples import SAMPLES, SampleRow
 from convscope.prediction import document, evaluation, held_out, predictor
 from convscope.prediction.predictor import Predictor
@@ -113,7 +113,7 @@ def test_a_pass_is_of_one_run_and_a_layer_alone_is_none():
 
 def test_evaluate_reports_how_often_sums_are_held():
     found = {each.by: each for each in evaluation.scores(of_models(60, APART), "time", ["layer"], {})}
-    learned, added = found[evaluation.LAYERS], found[evaluation.LAYERS + evaluation.ADDED]
+    learned, added = found[evaluation.SUM_OF_LAYERS], found[evaluation.SUM_OF_LAYERS + evaluation.ADDED]
     assert learned.samples == added.samples > 20
     assert learned.covered_pct is not None
     assert learned.covered_pct > 75
@@ -121,23 +121,23 @@ def test_evaluate_reports_how_often_sums_are_held():
     assert added.covered_pct >= learned.covered_pct
     assert learned.mape_pct < found[evaluation.PREDICTOR].mape_pct
     without = {each.by for each in evaluation.scores(of_models(60, APART).assign(model=None), "time", ["layer"], {})}
-    assert not without & {evaluation.LAYERS, evaluation.LAYERS + evaluation.ADDED}
+    assert not without & {evaluation.SUM_OF_LAYERS, evaluation.SUM_OF_LAYERS + evaluation.ADDED}
 
 
-def calls(frame: pd.DataFrame, twice: str = "layer 3") -> list[LayerRow]:
+def of_passes(frame: pd.DataFrame, twice: str = "layer 3") -> list[CallRow]:
     """Return the layers of models as samples name them; one layer is called twice."""
     found = []
     for _, each in frame.groupby("model", sort=False):
         several = [*each.to_dict("records"), *each[each["layer"] == twice].to_dict("records")]
         for position, row in enumerate(several):
             own = {name: row[name] for name in ("model", "family", "input_size", "layer", *AT_ANY_BATCH)}
-            found.append(LayerRow(**own, position=position))
+            found.append(CallRow(**own, position=position))
     return found
 
 
 def test_a_sum_of_a_model_is_over_every_call_of_a_pass_that_was_measured_whole():
     frame = of_models(3, APART)
-    known, first = calls(frame), frame["model"] == "model 0 0"
+    known, first = of_passes(frame), frame["model"] == "model 0 0"
     again = frame[first & (frame["layer"] == "layer 3")].assign(run="again")
     again["mean_ms"] += 1.0
     lacking = frame[(frame["model"] != "model 0 1") | (frame["layer"] != "layer 5")]
@@ -154,7 +154,7 @@ def test_a_sum_of_a_model_is_over_every_call_of_a_pass_that_was_measured_whole()
 def test_a_shape_that_samples_name_after_another_model_counts():
     frame = of_models(2, APART)
     shared = frame[frame["model"] == "model 0 0"].assign(model="model b", family="b")
-    found = evaluation.of_models(frame, [*calls(frame), *calls(shared)], "time")
+    found = evaluation.of_models(frame, [*of_passes(frame), *of_passes(shared)], "time")
     assert {*found["model"]} == {"model 0 0", "model 0 1", "model b"}
     assert evaluation.of_models(frame, [], "time").empty
 
@@ -162,34 +162,34 @@ def test_a_shape_that_samples_name_after_another_model_counts():
 def test_evaluate_reports_sums_over_whole_models_that_were_held_out():
     frame = of_models(40, APART)
     frame = frame.assign(family=[f"kind {int(name.split()[-1]) % 2}" for name in frame["model"]])
-    known = calls(frame)
-    found = [*evaluation.scores(frame, "time", ["family"], {}, layers=known)]
-    sums = {(each.split, each.by): each for each in found if each.by.startswith(evaluation.MODEL)}
+    known = of_passes(frame)
+    found = [*evaluation.scores(frame, "time", ["family"], {}, calls=known)]
+    sums = {(each.split, each.by): each for each in found if each.by.startswith(evaluation.SUM_OF_MODEL)}
     assert {split for split, _ in sums} == {"family kind 0", "family kind 1"}
     assert all(each.samples == 20 for each in sums.values())
-    whole = [each for (_, by), each in sums.items() if by == evaluation.MODEL + evaluation.ADDED]
+    whole = [each for (_, by), each in sums.items() if by == evaluation.SUM_OF_MODEL + evaluation.ADDED]
     assert all((each.covered_pct or 0) > 80 for each in whole)
     assert all(each.mape_pct < 20 for each in whole)
     without = [*evaluation.scores(frame, "time", ["layer"], {})]
-    assert not [each for each in without if each.by.startswith(evaluation.MODEL)]
+    assert not [each for each in without if each.by.startswith(evaluation.SUM_OF_MODEL)]
 
 
-def test_evaluate_reads_the_layers_beside_the_samples_or_those_that_are_named(
+def test_evaluate_reads_the_calls_beside_the_samples_or_those_that_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     given: list[object] = []
     monkeypatch.setattr(evaluation, "scores", lambda *asked: given.append(asked[-1]) or [])
     files.write(tmp_path / "samples.csv", drawn(5))
-    known = sorted(calls(of_models(2, APART)), key=lambda row: (row.model, row.position))
+    known = sorted(of_passes(of_models(2, APART)), key=lambda row: (row.model, row.position))
     command = ["predict", "evaluate", str(tmp_path / "samples.csv")]
     assert program.main(command) == 0
-    layers.write(tmp_path / "layers.csv", known)
+    calls.write(tmp_path / "calls.csv", known)
     assert program.main(command) == 0
-    layers.write(tmp_path / "other.csv", known[:3])
-    assert program.main([*command, "--layers", str(tmp_path / "other.csv")]) == 0
+    calls.write(tmp_path / "other.csv", known[:3])
+    assert program.main([*command, "--calls", str(tmp_path / "other.csv")]) == 0
     assert given == [[], known, known[:3]]
-    assert program.main([*command, "--layers", str(tmp_path / "none.csv")]) == 2
-    assert "none.csv does not exist: name a file of layers" in capsys.readouterr().err
+    assert program.main([*command, "--calls", str(tmp_path / "none.csv")]) == 2
+    assert "none.csv does not exist: name a file of calls" in capsys.readouterr().err
 
 
 def test_a_document_keeps_the_intervals_of_sums(tmp_path: Path):

@@ -60,8 +60,8 @@ def _of_folder(place: Path) -> Result:
     result.errors += found.faults
     if found.rows and not found.faults:
         every = partition.frame(found.rows)
-        layers, wrong = folder.of_layers(place, found.rows)
-        divided, refused = partition.every_kind(every, layers)
+        calls, wrong = folder.of_calls(place, found.rows)
+        divided, refused = partition.every_kind(every, calls)
         result.errors += [
             *wrong, *folder.of_keys(place / SAMPLES_FILE, found.rows),
             *folder.of_splits(place, every, divided, refused), *folder.of_conflicts(place, found.rows),

@@ -10,14 +10,14 @@ from typing import Any
 
 import pandas as pd
 
-from convscope.dataset import layers, parquet
-from convscope.dataset.layers import LayerRow
+from convscope.dataset import calls, parquet
+from convscope.dataset.calls import CallRow
 from convscope.dataset.package import documents, folder, merging, partition
 from convscope.dataset.package.documents import (
+    CALLS_FILE,
     CONFLICTS_FILE,
     CROISSANT,
     DATAPACKAGE,
-    LAYERS_FILE,
     SAMPLES_FILE,
     DataFile,
 )
@@ -97,16 +97,16 @@ def of_keys(path: Path, rows: Sequence[SampleRow]) -> Iterator[str]:
         yield f"{path}: its rows are not in the order of their keys"
 
 
-def of_layers(place: Path, rows: Sequence[SampleRow]) -> tuple[list[LayerRow], list[str]]:
-    """Return the layers of whole models, none without a file of them, and what is wrong with it."""
-    path = place / LAYERS_FILE
+def of_calls(place: Path, rows: Sequence[SampleRow]) -> tuple[list[CallRow], list[str]]:
+    """Return the calls of whole models, none without a file of them, and what is wrong with it."""
+    path = place / CALLS_FILE
     if not path.is_file():
         return [], []
     try:
-        found = layers.read([path])
+        found = calls.read([path])
     except InputError as error:
         return [], [str(error)]
-    problems = [f"{path}: {problem}" for problem in layers.problems(found, rows)]
+    problems = [f"{path}: {problem}" for problem in calls.problems(found, rows)]
     if parquet.read(path).num_rows > len(found):
         problems.append(f"{path}: a call of a pass stands in it twice")
     return found, problems
@@ -181,8 +181,8 @@ def _files(place: Path, divided: Mapping[str, partition.Roles]) -> Iterator[Data
         return path.read_bytes() if path.is_file() else b""
 
     yield documents.samples_file(content(SAMPLES_FILE))
-    if (place / LAYERS_FILE).is_file():
-        yield documents.layers_file(content(LAYERS_FILE))
+    if (place / CALLS_FILE).is_file():
+        yield documents.calls_file(content(CALLS_FILE))
     for kind, found in divided.items():
         yield documents.split_file(kind, [*found], content(f"splits/{kind}{parquet.SUFFIX}"))
     if (place / CONFLICTS_FILE).is_file():

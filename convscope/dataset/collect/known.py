@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pandas.api.types import is_object_dtype as is_text
+
 from convscope.dataset import samples
 from convscope.dataset.collect.coverage import Key
 from convscope.dataset.collect.request import SETTINGS
@@ -26,8 +28,8 @@ def shapes(paths: Sequence[Path], gpu_name: str | None) -> set[tuple[str, Key]]:
     if gpu_name is not None and others:
         files, what = ", ".join(map(str, paths)), f"{', '.join(others)}, this is {gpu_name}"
         raise InputError(f"--known {files}: it has samples of {what}: name samples of this one")
-    timed = frame[frame["mean_ms"].notna()].drop_duplicates([*ARITHMETIC, *SHAPE])
+    timed = frame[frame["mean_ms"].notna()].dropna(subset=[*SHAPE]).drop_duplicates([*ARITHMETIC, *SHAPE])
     names = {tuple(own.values()): setting for setting, own in SETTINGS.items()}
     settings = [names.get(each) for each in timed[[*ARITHMETIC]].itertuples(index=False, name=None)]
-    keys = timed[[*SHAPE]].astype(str).itertuples(index=False, name=None)
-    return {(setting, key) for setting, key in zip(settings, keys, strict=True) if setting}
+    cells = [timed[name] if is_text(timed[name]) else timed[name].astype(int).astype(str) for name in SHAPE]
+    return {(setting, key) for setting, key in zip(settings, zip(*cells, strict=True), strict=True) if setting}

@@ -3,7 +3,7 @@
 Several groups are under way at once: their processes try candidates side by side and take times by turns (`Turns`),
 also with those of every other collection on the same GPU. A group's tables are its store: an interrupted group goes on
 where it was. `samples.csv` is put together from all whole groups whenever one is done, so that it never has part of a
-group; `layers.csv` beside it has the layers of all models and sizes that it names.
+group; `calls.csv` beside it has every call of a pass of each model at each size that it names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from convscope.atlas import turns
 from convscope.cli import programs
 from convscope.cli.display import several, table
 from convscope.cli.signals import StopSignal
-from convscope.dataset import layers, samples
+from convscope.dataset import calls, samples
 from convscope.dataset.collect import coverage, traced
 from convscope.dataset.collect.group import ABOUT, GroupFolder
 from convscope.dataset.collect.request import Collection
@@ -30,7 +30,7 @@ from convscope.errors import CONTINUE, DeviceFaultError
 from convscope.storage.lock import NAME as LOCK
 from convscope.storage.lock import Lock
 
-GROUPS, SAMPLES, LAYERS, LOG = "groups", "samples.csv", f"{layers.NAME}.csv", "log.txt"
+GROUPS, SAMPLES, CALLS, LOG = "groups", "samples.csv", f"{calls.NAME}.csv", "log.txt"
 STARTS_MOST = 4
 """A group whose process loses the GPU is begun so often: each start leaves out one plan more."""
 POLL_S = 0.2
@@ -184,9 +184,9 @@ class CollectStudy:
         return self.budget_s is not None and time.monotonic() - began_s + self._longest_s > self.budget_s
 
     def _write(self) -> int:
-        """Put the samples of all whole groups together, and the layers of their models; return how many samples."""
+        """Put the samples of all whole groups together, and the calls of their models; return how many samples."""
         rows = [row for each in self.folders() for row in self._samples(each)]
         if not rows:
             return 0
-        layers.write(self.folder / LAYERS, traced.layers(layers.passes(rows)))
+        calls.write(self.folder / CALLS, traced.calls(calls.passes(rows)))
         return samples.write(self.folder / SAMPLES, rows)

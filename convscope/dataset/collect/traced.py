@@ -1,16 +1,16 @@
-"""Layers of whole models, traced without a GPU and without weights."""
+"""Calls of convolutions in whole models, traced without a GPU and without weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from convscope.dataset.calls import AT_ANY_BATCH, CallRow
 from convscope.dataset.collect.coverage import uses_of
 from convscope.dataset.collect.request import family_of
-from convscope.dataset.layers import AT_ANY_BATCH, LayerRow
 from convscope.dataset.samples import SHAPE
 
 
-def layers(passes: Iterable[tuple[str, int]]) -> list[LayerRow]:
+def calls(passes: Iterable[tuple[str, int]]) -> list[CallRow]:
     """Return every call of a plain 2-D convolution in these passes, each a model at a size in pixels.
 
     A model that does not take a size has none there, and neither has one that is not here.
@@ -20,5 +20,5 @@ def layers(passes: Iterable[tuple[str, int]]) -> list[LayerRow]:
         for _, use in uses_of(model, size):
             cells = {name: cell for name, cell in zip(SHAPE, use.key, strict=True) if name in AT_ANY_BATCH}
             shape = {name: int(cell) if cell.isdecimal() else cell for name, cell in cells.items()}
-            found.append(LayerRow(model, family_of(model), size, use.position, use.layer, **shape))  # type: ignore[arg-type]
+            found.append(CallRow(model, family_of(model), size, use.position, use.layer, **shape))  # type: ignore[arg-type]
     return found

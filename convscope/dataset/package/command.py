@@ -1,4 +1,4 @@
-"""`python -m convscope dataset`: samples of one or several runs as a data set that can be published, and its layers."""
+"""`python -m convscope dataset`: samples of one or several runs as a data set to publish, and its calls."""
 
 from __future__ import annotations
 
@@ -20,38 +20,42 @@ _SHOWN = 20
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write a data set, or the layers of its models; return the exit code, 1 where rows of a run contradict each other.
+    """Write a data set, or the calls of its models; return the exit code, 1 where rows of a run contradict each other.
 
     Raises:
         InputError: a file is no table of samples, or what is asked for cannot be written.
     """
     options = _parser().parse_args(arguments)
-    return _layers(options) if options.command == "layers" else _package(options)
+    return _calls(options) if options.command == "calls" else _package(options)
 
 
-def _layers(options: argparse.Namespace) -> int:
+def _calls(options: argparse.Namespace) -> int:
     from convscope.cli.options import apart_from_inputs
-    from convscope.dataset import layers, samples
+    from convscope.convolution import names
+    from convscope.dataset import calls, samples
     from convscope.dataset.collect import traced  # PyTorch
     from convscope.dataset.samples import SAMPLES
     from convscope.storage import table
 
     apart_from_inputs(options.output, *options.samples)
-    rows = [row for path in options.samples for row in table.objects(SAMPLES, samples.cells(path))]
-    passes = layers.passes(rows)
-    found = traced.layers(passes)
-    if lacking := sorted({model for model, _ in passes} - {row.model for row in found}):
-        print(one_line(f"no layers of {', '.join(lacking)}: no such model is here"))
+    files = ", ".join(map(str, options.samples))
+    passes = calls.passes(row for path in options.samples for row in table.objects(SAMPLES, samples.cells(path)))
+    trusted = [each for each in passes if names.kind_of(each[0]) is None and not each[0].startswith(names.HF)]
+    for model in sorted({model for model, _ in passes} - {model for model, _ in trusted}):
+        print(one_line(f"left out: {model}: a file of samples does not get code run that its models name"))
+    found = traced.calls(trusted)
+    for model in sorted({model for model, _ in trusted} - {row.model for row in found}):
+        print(one_line(f"left out: {model}: there is no such model here, or it takes none of the sizes"))
     if not found:
-        raise InputError(f"{', '.join(map(str, options.samples))}: no sample names a model that is here, and its size")
-    layers.write(options.output, found)
+        raise InputError(f"{files}: no sample names a model that is here and a size that it takes")
+    calls.write(options.output, found)
     count = len({(row.model, row.input_size) for row in found})
-    print(f"{several(len(found), 'layer')} of {several(count, 'pass')}: {options.output}")
+    print(f"{several(len(found), 'call')} in {several(count, 'pass')}: {options.output}")
     return 0
 
 
 def _package(options: argparse.Namespace) -> int:
-    from convscope.dataset import layers
+    from convscope.dataset import calls
     from convscope.dataset.package import folder, merging  # pandas: what is asked for may be help
     from convscope.dataset.package.facts import Release
 
@@ -63,13 +67,12 @@ def _package(options: argparse.Namespace) -> int:
         rows, again = merging.merged(options.samples)
     except merging.ContradictionError as error:
         return report_error("convscope dataset package", error)
-    known = layers.read(filter(None, map(layers.beside, options.samples)))
+    known = calls.read(path for each in options.samples for path in calls.beside(each))
     made = folder.package(rows, Release(options.release, day, options.url, options.creator), known)
     folder.write(options.output, made)
-    lacking = layers.named(rows) - {(row.model, row.input_size) for row in known}
-    if lacking:
-        what = f"no layers of {several(len(lacking), 'pass')} of models"
-        print(f"{what}: convscope dataset layers writes them, to a file that belongs beside the samples")
+    if lacking := len({*calls.passes(rows)} - {(row.model, row.input_size) for row in known}):
+        what = f"no calls of {several(lacking, 'pass')} of models, or these do not take the size"
+        print(f"{what}: convscope dataset calls writes a file of them, which belongs beside the samples")
     for line in _said(made, again, options.url):
         print(one_line(line))
     counts = f"{several(len(rows), 'sample')}, {several(len(made.files), 'file')}"
@@ -107,22 +110,22 @@ def _parser() -> argparse.ArgumentParser:
     examples = (
         "collect --budget-minutes 60",
         "package results/dataset/h200/samples.csv -o data/h200",
-        "layers samples.csv -o layers.csv",
+        "calls samples.csv -o calls.csv",
     )
     parser = OneLineParser(
         prog="convscope dataset",
-        description="Collect samples, or package those of one or several runs as a data set to publish.",
+        description="Collect samples, package those of one or several runs to publish, or list the calls of models.",
         allow_abbrev=False,
         examples=examples,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="collect|package|layers")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="collect|package|calls")
     commands.add_parser("collect", help="measure the samples, as convscope dataset does with options alone")
     package = commands.add_parser("package", help="Parquet, splits, documents, a card", allow_abbrev=False)
-    what = "the layers of the models in samples, for sums over whole models"
-    layers = commands.add_parser("layers", help=what, allow_abbrev=False)
-    for each in (package, layers):
+    what = "every convolution in a pass of the models in samples, for sums over whole models"
+    calls = commands.add_parser("calls", help=what, allow_abbrev=False)
+    for each in (package, calls):
         each.add_argument("samples", nargs="+", type=Path, metavar="SAMPLES", help="files of samples, CSV or Parquet")
-    layers.add_argument("-o", "--output", type=Path, default=Path("layers.csv"), help="default %(default)s")
+    calls.add_argument("-o", "--output", type=Path, default=Path("calls.csv"), help="default %(default)s")
     text = "folder to write, data/<gpu>"
     package.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help=text)
     package.add_argument("--release", default="1.0.0", metavar="VERSION", help="version; default %(default)s")

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from convscope.dataset import layers, parquet
+from convscope.dataset import calls, parquet
+from convscope.dataset.calls import CALLS
 from convscope.dataset.columns import BY_NAME, COLUMNS, Column
-from convscope.dataset.layers import LAYERS
 from convscope.dataset.package import words
 from convscope.dataset.package.facts import Facts, Release
 from convscope.dataset.package.partition import ROLES
@@ -17,7 +17,7 @@ from convscope.dataset.samples import SAMPLES
 
 DATAPACKAGE, CROISSANT = "datapackage.json", "croissant.json"
 SAMPLES_FILE, CONFLICTS_FILE = f"samples{parquet.SUFFIX}", "conflicts.csv"
-LAYERS_FILE = f"{layers.NAME}{parquet.SUFFIX}"
+CALLS_FILE = f"{calls.NAME}{parquet.SUFFIX}"
 LICENCE, LICENCE_URL = "CC-BY-4.0", "https://creativecommons.org/licenses/by/4.0/"
 _MEDIA = {parquet.SUFFIX: "application/vnd.apache.parquet", ".csv": "text/csv"}
 _TYPES = {"str": "string", "int": "integer", "float": "number"}
@@ -83,10 +83,10 @@ def samples_file(content: bytes) -> DataFile:
     return DataFile(SAMPLES_FILE, content, words.SAMPLES, fields, (parquet.NUMBER,))
 
 
-def layers_file(content: bytes) -> DataFile:
-    """Return the file of the layers of whole models."""
-    fields = [_POSITION if name == "position" else _required(BY_NAME[name]) for name in LAYERS.columns]
-    return DataFile(LAYERS_FILE, content, words.LAYERS, tuple(fields), LAYERS.unique)
+def calls_file(content: bytes) -> DataFile:
+    """Return the file of the calls of whole models."""
+    fields = [_POSITION if name == "position" else _required(BY_NAME[name]) for name in CALLS.columns]
+    return DataFile(CALLS_FILE, content, words.CALLS, tuple(fields), CALLS.unique)
 
 
 def _required(column: Column) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _resource(file: DataFile) -> dict[str, Any]:
     schema: dict[str, Any] = {"fields": [*file.fields], "primaryKey": [*file.key]}
     if file.path == SAMPLES_FILE:
         schema |= {"uniqueKeys": [[*SAMPLES.unique]], "missingValues": ["", "nan"]}  # as pandas reads an absent cell
-    elif file.path != LAYERS_FILE:
+    elif file.path != CALLS_FILE:
         numbers = ("sample", "other_sample") if file.path == CONFLICTS_FILE else ("sample",)
         to = {"resource": "samples", "fields": [parquet.NUMBER]}
         schema["foreignKeys"] = [{"fields": [each], "reference": to} for each in numbers]

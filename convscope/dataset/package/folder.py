@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convscope.dataset import layers, parquet
-from convscope.dataset.layers import LAYERS, LayerRow
+from convscope.dataset import calls, parquet
+from convscope.dataset.calls import CALLS, CallRow
 from convscope.dataset.package import documents, merging, partition, readme
 from convscope.dataset.package.documents import DataFile
 from convscope.dataset.package.facts import Release, facts
@@ -47,22 +47,22 @@ class Package:
         return sum(len(each.content) for each in self.files) + sum(len(each.encode()) for each in self.texts.values())
 
 
-def package(rows: Sequence[SampleRow], release: Release, known: Sequence[LayerRow] = ()) -> Package:
+def package(rows: Sequence[SampleRow], release: Release, known: Sequence[CallRow] = ()) -> Package:
     """Return samples, in the order of their keys, as a data set: the same for the same samples.
 
     Args:
-        known: layers of whole models; those of models and sizes that no sample is of are left out.
+        known: calls of whole models; those of models and sizes that no sample is of are left out.
 
     Raises:
         InputError: a sample says another shape of a layer.
     """
-    every, conflicts, own = partition.frame(rows), merging.conflicts(rows), layers.of_samples(known, rows)
-    for problem in layers.problems(own, rows):
-        raise InputError(f"{problem}: give layers of the version of the model that was measured")
+    every, conflicts, own = partition.frame(rows), merging.conflicts(rows), calls.of_samples(known, rows)
+    for problem in calls.problems(own, rows):
+        raise InputError(f"{problem}: give calls of the version of the model that was measured")
     divided, refused = partition.every_kind(every, own)
     files = [documents.samples_file(parquet.content(SAMPLES, rows))]
     if own:
-        files.append(documents.layers_file(parquet.content(LAYERS, own, numbered=False)))
+        files.append(documents.calls_file(parquet.content(CALLS, own, numbered=False)))
     files += [documents.split_file(kind, [*found], partition.content(every, found)) for kind, found in divided.items()]
     if conflicts:
         lines = table.lines_of(CONFLICTS, conflicts, with_header=True)
@@ -110,7 +110,7 @@ def write(folder: Path, made: Package) -> None:
     }
     try:
         (folder / "splits").mkdir(parents=True, exist_ok=True)
-        may_go = documents.CONFLICTS_FILE, documents.LAYERS_FILE
+        may_go = documents.CONFLICTS_FILE, documents.CALLS_FILE
         for path in [*(folder / "splits").glob(f"*{parquet.SUFFIX}"), *(folder / name for name in may_go)]:
             if str(path.relative_to(folder)) not in contents:
                 path.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from convscope.dataset import parquet, samples, splits
-from convscope.dataset.layers import LayerRow
+from convscope.dataset.calls import CallRow
 from convscope.dataset.samples import SAMPLES, SHAPE, SPLITS, SampleRow
 from convscope.errors import InputError
 from convscope.storage import table
@@ -40,11 +40,11 @@ def taking_part(every: pd.DataFrame) -> npt.NDArray[np.intp]:
     return np.flatnonzero(measured & every[[*SHAPE]].notna().all(axis=1))
 
 
-def roles(every: pd.DataFrame, kind: str, layers: Sequence[LayerRow] = ()) -> Roles:
+def roles(every: pd.DataFrame, kind: str, calls: Sequence[CallRow] = ()) -> Roles:
     """Return the splits of a kind over the samples that take part.
 
     Args:
-        layers: as `splits.splits` takes them.
+        calls: as `splits.splits` takes them.
 
     Raises:
         InputError: the samples cannot be divided so.
@@ -53,23 +53,23 @@ def roles(every: pd.DataFrame, kind: str, layers: Sequence[LayerRow] = ()) -> Ro
     if kept.empty:
         raise InputError(f"split by {kind}: no sample has a time and sizes")
     found = {}
-    for split in splits.splits(kept, kind, layers):
+    for split in splits.splits(kept, kind, calls):
         if not split.held_back.any() or not split.learned.any():
             raise InputError(f"split by {kind}: {split.name} leaves nothing on one side: measure more")
         found[split.name] = np.where(split.held_back, HELD_BACK, np.where(split.learned, LEARNED, LEFT_OUT)).tolist()
     return found
 
 
-def every_kind(every: pd.DataFrame, layers: Sequence[LayerRow] = ()) -> tuple[dict[str, Roles], dict[str, str]]:
+def every_kind(every: pd.DataFrame, calls: Sequence[CallRow] = ()) -> tuple[dict[str, Roles], dict[str, str]]:
     """Return the splits of each kind that the samples can be divided by, and for each other kind why not."""
-    tried = {kind: _tried(every, kind, layers) for kind in SPLITS}
+    tried = {kind: _tried(every, kind, calls) for kind in SPLITS}
     found = {kind: each for kind, each in tried.items() if not isinstance(each, str)}
     return found, {kind: each for kind, each in tried.items() if isinstance(each, str)}
 
 
-def _tried(every: pd.DataFrame, kind: str, layers: Sequence[LayerRow]) -> Roles | str:
+def _tried(every: pd.DataFrame, kind: str, calls: Sequence[CallRow]) -> Roles | str:
     try:
-        return roles(every, kind, layers)
+        return roles(every, kind, calls)
     except InputError as error:
         return str(error).partition(": ")[2]
 

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from convscope.dataset.calls import AT_ANY_BATCH
 from convscope.dataset.columns import STATUSES
 from convscope.dataset.package import words
-from convscope.dataset.package.documents import LAYERS_FILE, LICENCE, LICENCE_URL, DataFile
+from convscope.dataset.package.documents import CALLS_FILE, LICENCE, LICENCE_URL, DataFile
 from convscope.dataset.package.facts import Facts, Release
 
 README = "README.md"
 _ALGORITHMS_SHOWN = 30
-_OF_A_MODEL = (
-    "Samples have each shape once, under one of the models that have it. The convolutions of a whole pass:",
-    '```python\nshape = [\n    "in_channels", "out_channels", "in_height_px", "in_width_px", '
-    '"kernel_size", "stride", "padding", "dilation", "groups",\n]\n'
-    'times = samples.query(\'algorithm == "torch" and batch_size == 1 and math == "fp32"\').groupby(shape)'
-    '["mean_ms"].mean()\n'
-    'layers = pd.read_parquet("layers.parquet").query(\'model == "resnet50" and input_size == 224\')\n'
-    'ms = layers.join(times, on=shape)["mean_ms"]\n'
-    'print(f"{ms.sum():.3f} ms; {ms.isna().sum()} of {len(ms)} layers have no time")\n```',
-)
 
 
 def text(files: Sequence[DataFile], known: Facts, release: Release, refused: Mapping[str, str]) -> str:
@@ -39,7 +30,7 @@ def text(files: Sequence[DataFile], known: Facts, release: Release, refused: Map
         "split = pd.read_parquet(\"splits/layer.parquet\").set_index(\"sample\")[\"layer\"]\n"
         "learned, held_back = samples.loc[split.index[split == \"learned\"]], "
         "samples.loc[split.index[split == \"held back\"]]\n```",
-        *(_OF_A_MODEL if any(each.path == LAYERS_FILE for each in files) else ()),
+        *(_of_a_model(known) if any(each.path == CALLS_FILE for each in files) else ()),
         "## How it was measured", words.METHOD, _covered(known),
         "## Noise", _noise(known), "## Samples", _by_algorithm(known),
         "## Known gaps", "\n".join(f"- {each}." for each in [*_sentences(words.gaps(known)), *_without(refused)]),
@@ -55,6 +46,26 @@ def text(files: Sequence[DataFile], known: Facts, release: Release, refused: Map
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     lines = [header, ["---" if number in (0, len(header) - 1) else "---:" for number in range(len(header))], *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def _of_a_model(known: Facts) -> Sequence[str]:
+    """Return how to add times up to those of a model, with what most samples are of."""
+    often = {name: max(found, key=lambda each: found[each]) for name, found in known.values.items() if found}
+    dtype, math, layout = often["settings"].split()
+    work = {"gpu_name": often["gpu_name"], "algorithm": "torch", "dtype": dtype, "math": math, "layout": layout}
+    work |= {"cudnn": often["cudnn"]} if "cudnn" in often else {}
+    asked = " and ".join(
+        [*(f'{name} == "{value}"' for name, value in work.items()), f"batch_size == {often['batch_size']}"]
+    )
+    model = f'model == "{often["model"]}" and input_size == {often["input_size"]}'
+    shape = ", ".join(f'"{name}"' for name in AT_ANY_BATCH)
+    return (
+        "Samples have each shape once, under one of the models that have it. The convolutions of a whole pass:",
+        f"```python\nshape = [{shape}]\n"
+        f"times = samples.query('{asked}').groupby(shape)[\"mean_ms\"].mean()\n"
+        f"calls = pd.read_parquet(\"{CALLS_FILE}\").query('{model}').join(times, on=shape)\n"
+        'print(calls["mean_ms"].sum(), "ms,", calls["mean_ms"].isna().sum(), "calls without a time")\n```',
+    )
 
 
 def _sentences(found: Sequence[str]) -> list[str]:

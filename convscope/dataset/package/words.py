@@ -9,7 +9,7 @@ from convscope.dataset.package.facts import Facts, Release
 
 KEYWORDS = ("convolution", "GPU", "performance", "energy", "cuDNN", "algorithm selection", "benchmark")
 SAMPLES = "samples: one convolution by one algorithm on one card, measured or refused with a reason"
-LAYERS = (
+CALLS = (
     "every convolution in a pass of each model at each size, so that times of shapes add up to those of a model; a "
     "split by family holds back all shapes that models of the kind have"
 )
