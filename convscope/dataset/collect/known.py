@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pandas.api.types import is_object_dtype as is_text
+from pandas.api.types import is_numeric_dtype
 
 from convscope.dataset import samples
 from convscope.dataset.collect.coverage import Key
@@ -31,5 +31,6 @@ def shapes(paths: Sequence[Path], gpu_name: str | None) -> set[tuple[str, Key]]:
     timed = frame[frame["mean_ms"].notna()].dropna(subset=[*SHAPE]).drop_duplicates([*ARITHMETIC, *SHAPE])
     names = {tuple(own.values()): setting for setting, own in SETTINGS.items()}
     settings = [names.get(each) for each in timed[[*ARITHMETIC]].itertuples(index=False, name=None)]
-    cells = [timed[name] if is_text(timed[name]) else timed[name].astype(int).astype(str) for name in SHAPE]
+    is_number = {name: is_numeric_dtype(timed[name]) for name in SHAPE}
+    cells = [timed[name].astype(int).astype(str) if is_number[name] else timed[name] for name in SHAPE]
     return {(setting, key) for setting, key in zip(settings, zip(*cells, strict=True), strict=True) if setting}

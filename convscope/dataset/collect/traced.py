@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from convscope.convolution import names
 from convscope.dataset.calls import AT_ANY_BATCH, CallRow
 from convscope.dataset.collect.coverage import uses_of
 from convscope.dataset.collect.request import family_of
 from convscope.dataset.samples import SHAPE
+
+
+def is_of_a_library(model: str) -> bool:
+    """Tell whether a model's name is one of a library's own, so that to trace it runs no code that the name leads to."""
+    return names.kind_of(model) is None and not model.startswith(names.HF)
 
 
 def calls(passes: Iterable[tuple[str, int]]) -> list[CallRow]:

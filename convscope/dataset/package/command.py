@@ -31,7 +31,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def _calls(options: argparse.Namespace) -> int:
     from convscope.cli.options import apart_from_inputs
-    from convscope.convolution import names
     from convscope.dataset import calls, samples
     from convscope.dataset.collect import traced  # PyTorch
     from convscope.dataset.samples import SAMPLES
@@ -40,7 +39,7 @@ def _calls(options: argparse.Namespace) -> int:
     apart_from_inputs(options.output, *options.samples)
     files = ", ".join(map(str, options.samples))
     passes = calls.passes(row for path in options.samples for row in table.objects(SAMPLES, samples.cells(path)))
-    trusted = [each for each in passes if names.kind_of(each[0]) is None and not each[0].startswith(names.HF)]
+    trusted = [(model, size) for model, size in passes if traced.is_of_a_library(model)]
     for model in sorted({model for model, _ in passes} - {model for model, _ in trusted}):
         print(one_line(f"left out: {model}: a file of samples does not get code run that its models name"))
     found = traced.calls(trusted)
