@@ -12,7 +12,7 @@ from convscope.dataset.samples import SHAPE
 
 
 def is_of_a_library(model: str) -> bool:
-    """Tell whether a model's name is one of a library's own, so that to trace it runs no code that the name leads to."""
+    """Tell whether a name is one of a library's own: to trace such a model runs no code that its name leads to."""
     return names.kind_of(model) is None and not model.startswith(names.HF)
 
 
