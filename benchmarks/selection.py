@@ -47,7 +47,8 @@ from convscope.convolution import algorithms, assignment
 from convscope.convolution.operator import card_check, release
 from convscope.convolution.reference import relative_distance
 from convscope.convolution.sources.source import first_tensor
-from convscope.dataset import samples, splits
+from convscope.dataset import calls, samples, splits
+from convscope.dataset.calls import CallRow
 from convscope.dataset.collect.request import family_of
 from convscope.pinning import document, planned
 from convscope.pinning.document import TORCH
@@ -76,13 +77,18 @@ PASSES, ROUNDS, CONFIDENCE = "passes.csv", 6, 0.99
 COLUMNS = ("model", "setting", "batch_size", "way", "round", "pass_ms", "relative_error", "layers_changed", "layers")
 
 
-def predictors_of(frame: pd.DataFrame, models: Sequence[str]) -> Iterator[tuple[str, Predictor]]:
-    """Yield each kind of network of the models with a predictor that learned from other shapes than its own."""
+def predictors_of(
+    frame: pd.DataFrame, models: Sequence[str], known: Sequence[CallRow]
+) -> Iterator[tuple[str, Predictor]]:
+    """Yield each kind of network of the models with a predictor that learned from other shapes than its own.
+
+    Without the calls of whole models its own are those whose samples name a model of the kind.
+    """
     kept = predictor.usable(frame, "time")
     kept = kept[kept["algorithm"].map(is_pinnable)].reset_index(drop=True)
-    families = splits.labels(kept, "family")
+    learned = {each.name.removeprefix("family "): each.learned for each in splits.splits(kept, "family", known)}
     for family in sorted({*map(family_of, models)}):
-        yield family, predictor.fit(kept[splits.beside(kept, "family", families == family)], "time", {})
+        yield family, predictor.fit(kept[learned[family]] if family in learned else kept, "time", {})
 
 
 def single(candidates: Sequence[Mapping[str, Candidate]]) -> str:
@@ -114,7 +120,8 @@ def choose(asked: argparse.Namespace) -> int:
     """Write a document for each model, setting, batch size and way."""
     frame = samples.read(asked.samples)
     here, mine = stack.narrowed(frame, None, None)
-    predictors = dict(predictors_of(mine, asked.models))
+    known = calls.read(path for each in asked.samples for path in calls.beside(each))
+    predictors = dict(predictors_of(mine, asked.models, known))
     for setting, batch, model in itertools.product(asked.settings, asked.batch_sizes, asked.models):
         kind = {"math": "tf32", "dtype": "float32", "layout": "nchw", **settings_of(setting)}
         work, parts = network.parts(Work(model, SIZE_PX, batch, **kind))

@@ -106,11 +106,7 @@ def _said(made: folder.Package, again: int, url: str) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    examples = (
-        "collect --budget-minutes 60",
-        "package results/dataset/h200/samples.csv -o data/h200",
-        "calls samples.csv -o calls.csv",
-    )
+    examples = "package results/dataset/h200/samples.csv -o data/h200", "calls samples.csv -o calls.csv"
     parser = OneLineParser(
         prog="convscope dataset",
         description="Collect samples, package those of one or several runs to publish, or list the calls of models.",
