@@ -30,7 +30,7 @@ LEAST = 8  # sums of a part that is shown
 
 
 def read(folder: Path) -> tuple[pd.DataFrame, list[CallRow]]:
-    """Return the samples with a time, and the layers of whole models."""
+    """Return the samples with a time, and the calls of whole models."""
     path = folder / "samples.parquet"
     known = calls.read(calls.beside(path))
     if not known:

@@ -48,11 +48,11 @@ class CallRow:
 
 
 NAME = "calls"
-PASS = ("model", "input_size")
-"""Columns that say which pass a layer is of."""
+MODEL_AT_SIZE = ("model", "input_size")
+"""Columns that say which pass a call is of."""
 AT_ANY_BATCH = tuple(name for name in SHAPE if name != "batch_size")
 """Columns of a shape without its number of images."""
-CALLS = Table(CallRow, unique=(*PASS, "position"), first=14)
+CALLS = Table(CallRow, unique=(*MODEL_AT_SIZE, "position"), first=14)
 
 
 def beside(samples: Path) -> list[Path]:

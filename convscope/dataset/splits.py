@@ -4,8 +4,8 @@
 learned, on any card and by any algorithm. `family`: kinds of network. `size`: the smallest fifth by work, and the
 largest. `gpu`: cards; their shapes are learned on the others. A shape that is held back by layer, family or size is
 learned nowhere. A sample names one of the models that have its shape: where the calls of whole models are given, a
-split by family holds back all shapes that models of the kind have. A split is a function of what the samples say, not
-of their order: the same rows are held back from a file in another order.
+split by family holds back all shapes that models of the kind have. A split is a function of what samples and calls
+say, not of their order: the same rows are held back from a file in another order.
 """
 
 from __future__ import annotations

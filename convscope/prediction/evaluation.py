@@ -19,8 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from convscope.dataset import splits
-from convscope.dataset.calls import AT_ANY_BATCH, CallRow
-from convscope.dataset.calls import PASS as MODEL_AT_SIZE
+from convscope.dataset.calls import AT_ANY_BATCH, MODEL_AT_SIZE, CallRow
 from convscope.dataset.calls import frame as calls_frame
 from convscope.dataset.samples import TARGETS, WORK
 from convscope.dataset.splits import Labels, Split

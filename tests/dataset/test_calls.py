@@ -204,12 +204,13 @@ def test_calls_of_the_models_in_samples_are_written(tmp_path: Path, name: str, c
 
 def test_a_file_of_samples_gets_no_code_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     harm = tmp_path / "harm"
-    names = f"os:mkdir,path={harm}", f"{tmp_path}/own.py:make", f"hf:{tmp_path}", "alexnet"
+    file = f"timm:resnet18,checkpoint_path={tmp_path}/own.pt"
+    names = f"os:mkdir,path={harm}", f"{tmp_path}/own.py:make", f"hf:{tmp_path}", file, "alexnet"
     (tmp_path / "own.py").write_text(f"import os\nos.mkdir({str(harm)!r})\n")
     samples.write(tmp_path / "samples.csv", [dataclasses.replace(ROWS[0], model=name, run=name) for name in names])
     assert program.main(["dataset", "calls", str(tmp_path / "samples.csv"), "-o", str(tmp_path / "calls.csv")]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("a file of samples does not get code run that its models name") == 3
+    assert printed.count("no code is run, and no file read, because a file of samples names it") == 4
     assert not harm.exists()
 
 

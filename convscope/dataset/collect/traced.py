@@ -12,8 +12,8 @@ from convscope.dataset.samples import SHAPE
 
 
 def is_of_a_library(model: str) -> bool:
-    """Tell whether a name is one of a library's own: to trace such a model runs no code that its name leads to."""
-    return names.kind_of(model) is None and not model.startswith(names.HF)
+    """Tell whether a name is one of a library's own, without arguments: it leads to no other code, and to no file."""
+    return names.kind_of(model) is None and not model.startswith(names.HF) and names.without_arguments(model) == model
 
 
 def calls(passes: Iterable[tuple[str, int]]) -> list[CallRow]:

@@ -41,7 +41,7 @@ def _calls(options: argparse.Namespace) -> int:
     passes = calls.passes(row for path in options.samples for row in table.objects(SAMPLES, samples.cells(path)))
     trusted = [(model, size) for model, size in passes if traced.is_of_a_library(model)]
     for model in sorted({model for model, _ in passes} - {model for model, _ in trusted}):
-        print(one_line(f"left out: {model}: a file of samples does not get code run that its models name"))
+        print(one_line(f"left out: {model}: no code is run, and no file read, because a file of samples names it"))
     found = traced.calls(trusted)
     for model in sorted({model for model, _ in trusted} - {row.model for row in found}):
         print(one_line(f"left out: {model}: there is no such model here, or it takes none of the sizes"))
@@ -106,7 +106,7 @@ def _said(made: folder.Package, again: int, url: str) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    examples = "package results/dataset/h200/samples.csv -o data/h200", "calls samples.csv -o calls.csv"
+    examples = "collect --budget-minutes 60", "package results/dataset/h200/samples.csv -o data/h200"
     parser = OneLineParser(
         prog="convscope dataset",
         description="Collect samples, package those of one or several runs to publish, or list the calls of models.",
