@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """Figures of docs/data.md and docs/selection.md: what a published data set says. No GPU is needed.
 
-python benchmarks/data_set.py [data/h200|data/h100]     the first tables in half a minute; the last are of predictors
+python benchmarks/data_set.py [data/h200|data/h100] [--processes 2]
+
+The first tables take half a minute. The last are of predictors, which takes minutes to an hour.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -14,9 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import pandas as pd
 
-from convscope.dataset import samples
+from convscope.dataset import calls, samples
 from convscope.dataset.samples import ARITHMETIC, SHAPE
 from convscope.selection import evaluation
+from convscope.selection.evaluation import Question
 
 KEY = [*SHAPE, *ARITHMETIC]
 CHOOSERS = ("torch", "torch benchmark", "guess")
@@ -53,10 +58,35 @@ def gains(both: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     ).round(2)  # fmt: skip
 
 
+def asked_for() -> argparse.Namespace:
+    """Return what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("data/h200"))
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="of fits at once, each with up to 3 GB")
+    return parser.parse_args()
+
+
+def regrets(every: pd.DataFrame, asked: Question, processes: int) -> None:
+    """Print the regret of each way to choose, of all and by setting, each as it is known."""
+    taken, about = evaluation.chosen(every, asked, processes)
+    print(f"regret, %, held back by {asked.kind}")
+    found = evaluation.summed_up(taken, about, asked)
+    print(pd.DataFrame(map(dataclasses.asdict, found)).drop(columns=["target", "split"]).round(1).to_string())
+    regret_pct = 100 * (taken["taken"] / taken["best"] - 1)
+    setting = about["setting"].reindex(taken["work"]).to_numpy()
+    print(regret_pct.groupby([taken["by"], setting]).mean().unstack().round(1), end="\n\n")
+    print(taken.drop_duplicates(["split", "work"])["work"].map(about["setting"]).value_counts(), end="\n\n")
+    if asked.kind == "family":
+        least = taken["by"] == evaluation.PREDICTED_LEAST
+        by = [taken["split"][least], setting[least]]
+        print(regret_pct[least].groupby(by).mean().unstack().round(1), end="\n\n", flush=True)
+
+
 def main() -> int:
     """Print the tables."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "data/h200")
-    every = samples.read([folder / "samples.parquet"])
+    options = asked_for()
+    every = samples.read([options.folder / "samples.parquet"])
+    known = calls.read(calls.beside(options.folder / "samples.parquet"))
     every = every[(every["status"] != "ok") | every["mean_ms"].notna()]  # without energies alone
     every["setting"] = every["math"].where(every["dtype"] == "float32", every["dtype"])
     once = every[every["run"] == every.groupby(KEY)["run"].transform("min")]  # of shapes measured twice, one run
@@ -68,12 +98,8 @@ def main() -> int:
     half_pct = 100 * timed["mean_ci95_ms"] / timed["mean_ms"]
     print("half the 95 % interval, % of the mean, median, by \u00b5s")
     print(half_pct.groupby(pd.cut(1e3 * timed["mean_ms"], EDGES_US), observed=True).median().round(1), end="\n\n")
-    for split in ("layer", "family"):
-        taken, about = evaluation.chosen(every, "time", split, {}, 95)
-        regret_pct = 100 * (taken["taken"] / taken["best"] - 1)
-        setting = about["setting"].reindex(taken["work"]).to_numpy()
-        print(f"mean regret, %, held back by {split}")
-        print(regret_pct.groupby([taken["by"], setting]).mean().unstack().round(1), end="\n\n")
+    for kind in ("layer", "family"):
+        regrets(every, Question(kind=kind, calls=known), options.processes)
     return 0
 
 

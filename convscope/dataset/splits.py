@@ -96,6 +96,23 @@ def splits(frame: pd.DataFrame, kind: str, calls: Sequence[CallRow] = ()) -> Ite
         yield _split(frame, kind, f"{kind} {name}", held_back)
 
 
+def in_folds(frame: pd.DataFrame, kind: str, calls: Sequence[CallRow] = ()) -> Iterator[Split]:
+    """Yield splits of a kind that hold back every row in turn: as `splits` by family, else one a fold.
+
+    Raises:
+        InputError: as of `splits`.
+    """
+    if kind == "family":
+        yield from splits(frame, kind, calls)
+        return
+    found = labels(frame, kind)
+    number_of = folds(found)
+    if len({*number_of}) < 2:
+        raise InputError(f"split by {kind}: all samples are of {found[0]}: at least two are needed")
+    for number in np.unique(number_of):
+        yield _split(frame, kind, f"{kind}, fold {number}", number_of == number)
+
+
 def _shapes_by_family(rows: Sequence[CallRow]) -> dict[str, Labels]:
     if not rows:
         return {}

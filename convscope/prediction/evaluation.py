@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +22,7 @@ from convscope.prediction.features import Floats, features
 from convscope.prediction.intervals import FEWEST
 from convscope.prediction.learners.baselines import BASELINES, nearest
 from convscope.prediction.predictor import Given, Predictor, has, logarithms, usable
+from convscope.prediction.processes import starmap
 
 DRAWS = 200
 """Draws of the bootstrap, of whole shapes."""
@@ -185,35 +179,8 @@ def scores(
         raise InputError(f"no sample has sizes and a measured {target}")
     each = functools.partial(_of_split, kept, target, cards, calibrated, calls)
     work = [(kind, split) for kind in kinds for split in splits.splits(kept, kind, calls)]
-    if processes == 1 or len(work) == 1:
-        yield from itertools.chain.from_iterable(itertools.starmap(each, work))
-        return
-    others = {*multiprocessing.active_children()}
-    pool = ProcessPoolExecutor(min(processes, len(work)), multiprocessing.get_context("spawn"), _end_with_parent)
-    try:
-        for found in pool.map(each, *zip(*work, strict=True)):
-            yield from found
-    except BrokenProcessPool:
-        raise InputError("evaluate: a process was ended, for want of memory perhaps: fewer --processes") from None
-    except BaseException:  # Ctrl-C is not to wait for a split, which takes minutes
-        for process in {*multiprocessing.active_children()} - others:
-            process.kill()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _end_with_parent() -> None:
-    """Leave Ctrl-C to the process that started this one, and end when that ends, however it does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
+    for found in starmap(each, work, processes):
+        yield from found
 
 
 def noise(frame: pd.DataFrame, target: str) -> Iterator[Score]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from convscope.cli.display import or_dash, several, table
 from convscope.cli.options import apart_from_inputs, at_least, parse_bytes
-from convscope.dataset import samples
+from convscope.dataset import calls, samples
 from convscope.errors import InputError
 from convscope.prediction import cards
 from convscope.selection import selector, stack
@@ -174,14 +174,16 @@ def _added(values: Sequence[Value]) -> tuple[float, float, float]:
 def evaluate(options: argparse.Namespace) -> int:
     """Print the regret of the choice on layers that were held back; return 0."""
     from convscope.selection import evaluation
+    from convscope.selection.evaluation import Question
 
+    at_least("--processes", options.processes, 1)
     here, mine = stack.narrowed(samples.read(options.samples), options.gpu, options.cudnn)
-    given = cards.parsed(options.card)
-    found = [
-        each
-        for kind in options.split
-        for each in evaluation.regrets(mine, options.target, kind, given, options.level, options.outside)
-    ]
+    asked = Question(
+        options.target, cards=cards.parsed(options.card), level=options.level, outside=options.outside,
+        calls=calls.read(options.calls or [path for each in options.samples for path in calls.beside(each)]),
+    )  # fmt: skip
+    kinds = [dataclasses.replace(asked, kind=kind) for kind in options.split]
+    found = [each for one in kinds for each in evaluation.regrets(mine, one, options.processes)]
     if options.json:
         print(json.dumps([*map(dataclasses.asdict, found)], indent=1))
         return 0

@@ -1,13 +1,14 @@
 """Regret of a selection on layers that were not learned, against the fastest that was measured, beside simple choices.
 
-Every shape is held back once: the predictor learns from the others. What a layer can be given is known without a time
-of it, so the candidates are those that were measured on the layer; their times are not looked at but to judge. The
-optimum is the least of measured times, so that regrets rest on that noise too.
+Every shape is held back once, or with each kind of network that has it: the predictor learns from the others. What a
+layer can be given is known without a time of it, so the candidates are those that were measured on the layer; their
+times are not looked at but to judge. The optimum is the least of measured times, so that regrets rest on that noise.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,16 @@ import numpy as np
 import pandas as pd
 
 from convscope.dataset import splits
-from convscope.dataset.samples import SHAPE, TARGETS
+from convscope.dataset.calls import AT_ANY_BATCH, MODEL_AT_SIZE, CallRow
+from convscope.dataset.calls import frame as calls_frame
+from convscope.dataset.samples import ARITHMETIC, SHAPE, TARGETS
+from convscope.dataset.splits import Split
 from convscope.errors import InputError
 from convscope.pinning.document import TORCH
 from convscope.prediction import predictor
 from convscope.prediction.evaluation import bootstrapped
 from convscope.prediction.predictor import Given
+from convscope.prediction.processes import starmap
 from convscope.selection import choice
 from convscope.selection.candidates import Candidate, gathered, is_pinnable, keys
 from convscope.selection.choice import Rule
@@ -32,7 +37,7 @@ PREDICTED_LEAST = "predicted, the least"
 MEASURED_BEYOND = "measured, beyond intervals"
 SINGLE = "best single algorithm"
 ALWAYS = {TORCH: "always PyTorch", "torch benchmark": "always cudnn.benchmark", "guess": "always guess"}
-MODEL = ("model", "input_size", "batch_size", "dtype", "math", "layout")
+MODEL = (*MODEL_AT_SIZE, "batch_size", *ARITHMETIC)
 
 Truth = Mapping[str, Mapping[str, float]]
 """Measured target by work, then by algorithm."""
@@ -48,7 +53,8 @@ class Regret:
         changed_pct: layers that are not left to PyTorch.
         mean_pct: mean over layers of chosen / best - 1; `mean_low_pct` and `mean_high_pct` are its 95 % interval.
         models: number of models in one size, batch and arithmetic.
-        models_mean_pct, models_p95_pct: of the sums over the layers that the samples have of each model.
+        models_mean_pct, models_p95_pct: of the sums over all calls of each model, or, where calls are not known, over
+            the layers that name it.
     """
 
     by: str
@@ -65,47 +71,68 @@ class Regret:
     models_p95_pct: float | None
 
 
-def regrets(
-    frame: pd.DataFrame, target: str, kind: str, cards: Given, level: int, outside: bool = False
-) -> list[Regret]:
+@dataclass(frozen=True)
+class Question:
+    """What is judged, and how.
+
+    Attributes:
+        target: "time" or "energy".
+        kind: what is held back together, each in turn: "layer", "family" or "size".
+        cards: facts of cards that are not known.
+        level: of the intervals of predictions, in percent.
+        outside: as `Rule.outside`.
+        calls: of whole models, for sums over all their calls, and for what belongs to a kind of network.
+    """
+
+    target: str = "time"
+    kind: str = "layer"
+    cards: Given = dataclasses.field(default_factory=dict)
+    level: int = 95
+    outside: bool = False
+    calls: Sequence[CallRow] = ()
+
+
+def regrets(frame: pd.DataFrame, asked: Question, processes: int = 1) -> list[Regret]:
     """Return the regret of each way to choose; arguments and errors as of `chosen`."""
-    taken, about = chosen(frame, target, kind, cards, level, outside)
-    return [_regret(each, taken[taken["by"] == each], about, target, kind) for each in dict.fromkeys(taken["by"])]
+    return summed_up(*chosen(frame, asked, processes), asked)
 
 
-def chosen(
-    frame: pd.DataFrame, target: str, kind: str, cards: Given, level: int, outside: bool = False
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return what each way chooses for each layer, and a sample of each layer, by its work.
+def chosen(frame: pd.DataFrame, asked: Question, processes: int = 1) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return what each way chooses for each layer that is held back, and a sample of each layer, by its work.
 
     Args:
         frame: samples of one card and cuDNN.
-        kind: what is held back together: one of `samples.SPLITS` but "gpu".
-        level: of the intervals of predictions, in percent.
-        outside: as `Rule.outside`.
+        processes: of splits at once; their number changes nothing else.
 
-    Returns: columns `by` (the way), `work`, `algorithm`, `taken` and `best`, its target and the least one.
+    Returns: columns `split` (what was held back), `by` (the way), `work`, `algorithm`, `taken` and `best`, its target
+        and the least one. A layer that several kinds of network have is held back with each of them.
 
     Raises:
-        InputError: too few samples, or no layer with PyTorch's choice and another candidate.
+        InputError: too few samples, or no layer with PyTorch's choice and another candidate; or a process was ended.
     """
-    kept = predictor.usable(frame, target)
+    kept = predictor.usable(frame, asked.target)
     kept = kept.assign(work=keys(kept)) if len(kept) else kept.assign(work="")
-    own = kept[predictor.has(kept, target)]
-    truth = _truth(own, target)
+    own = kept[predictor.has(kept, asked.target)]
+    truth = _truth(own, asked.target)
     judged = {work for work, by in truth.items() if TORCH in by and sum(map(is_pinnable, by)) > 1}
     if not judged:
         raise InputError(
             "no layer has samples of PyTorch's own choice (torch) and of another algorithm: nothing to judge"
         )
-    rule = Rule(target, outside=outside)
-    taken = pd.concat(_of_fold(kept, truth, judged, rule, kind, cards, level))
+    rule = Rule(asked.target, outside=asked.outside)
     measured = gathered(frame).candidates
     beyond = {
         work: choice.choose([*measured[work].values()], rule).chosen.algorithm for work in judged if work in measured
     }
-    taken = pd.concat([taken, _taken(MEASURED_BEYOND, beyond, truth)], ignore_index=True)
+    each = functools.partial(_of_split, kept, truth, judged, beyond, rule, asked)
+    work = [(split,) for split in splits.in_folds(kept, asked.kind, asked.calls)]
+    taken = pd.concat([*starmap(each, work, processes)], ignore_index=True)
     return taken, own.drop_duplicates("work").set_index("work")
+
+
+def summed_up(taken: pd.DataFrame, about: pd.DataFrame, asked: Question) -> list[Regret]:
+    """Return the regret of each way to choose, from what `chosen` returned."""
+    return [_regret(each, taken[taken["by"] == each], about, asked) for each in dict.fromkeys(taken["by"])]
 
 
 def _truth(frame: pd.DataFrame, target: str) -> dict[str, dict[str, float]]:
@@ -119,26 +146,24 @@ def _truth(frame: pd.DataFrame, target: str) -> dict[str, dict[str, float]]:
     return truth
 
 
-def _of_fold(
-    kept: pd.DataFrame, truth: Truth, judged: set[str], rule: Rule, kind: str, cards: Given, level: int
-) -> Iterator[pd.DataFrame]:
-    """Yield what each way takes of the layers of one fold after another, held back in turn."""
-    number_of = splits.folds(splits.labels(kept, kind))
-    if len(np.unique(number_of)) < 2:
-        raise InputError(f"all samples are of one {kind}: at least two are needed to hold one back")
+def _of_split(
+    kept: pd.DataFrame, truth: Truth, judged: set[str], beyond: Mapping[str, str], rule: Rule, asked: Question,
+    split: Split,
+) -> pd.DataFrame:  # fmt: skip
+    """Return what each way takes of the layers that one split holds back."""
     pinnable, own = kept["algorithm"].map(is_pinnable).to_numpy(dtype=bool), predictor.has(kept, rule.objective)
-    for number in np.unique(number_of):
-        out = number_of == number
-        may = splits.beside(kept, kind, out)
-        made = predictor.fit(kept[may & pinnable].reset_index(drop=True), rule.objective, cards)
-        asked = kept[out & own & pinnable & kept["work"].isin(judged).to_numpy()]
-        asked = asked.drop_duplicates(["work", "algorithm"]).reset_index(drop=True)
-        if asked.empty:
-            continue
-        candidates: dict[str, list[Candidate]] = {}
-        for work, name, value in zip(asked["work"], asked["algorithm"], predictions(made, asked, level), strict=True):
-            candidates.setdefault(work, []).append(Candidate(name, {rule.objective: value}))
-        yield from _ways(candidates, truth, {*kept["work"][may & own]}, rule)
+    wanted = kept[split.held_back & own & pinnable & kept["work"].isin(judged).to_numpy()]
+    wanted = wanted.drop_duplicates(["work", "algorithm"]).reset_index(drop=True)
+    if wanted.empty:
+        return _taken(PREDICTED_LEAST, {}, truth).assign(split=split.name)
+    made = predictor.fit(kept[split.learned & pinnable].reset_index(drop=True), rule.objective, asked.cards)
+    candidates: dict[str, list[Candidate]] = {}
+    values = predictions(made, wanted, asked.level)
+    for work, name, value in zip(wanted["work"], wanted["algorithm"], values, strict=True):
+        candidates.setdefault(work, []).append(Candidate(name, {rule.objective: value}))
+    ways = [*_ways(candidates, truth, {*kept["work"][split.learned & own]}, rule)]
+    ways.append(_taken(MEASURED_BEYOND, {work: beyond[work] for work in candidates if work in beyond}, truth))
+    return pd.concat(ways, ignore_index=True).assign(split=split.name)
 
 
 def _ways(
@@ -181,14 +206,33 @@ def _taken(by: str, chosen: Mapping[str, str], truth: Truth) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["by", "work", "algorithm", "taken", "best"])
 
 
-def _regret(by: str, taken: pd.DataFrame, about: pd.DataFrame, target: str, split: str) -> Regret:
+def _regret(by: str, taken: pd.DataFrame, about: pd.DataFrame, asked: Question) -> Regret:
     of_layers = 100 * (taken["taken"] / taken["best"] - 1).to_numpy(float)
     rows = taken.join(about[[*dict.fromkeys((*MODEL, *SHAPE))]], on="work")
     low, high = bootstrapped(of_layers, splits.labels(rows, "layer"))
-    sums = rows[rows["model"].notna()].groupby([*MODEL], dropna=False)[["taken", "best"]].sum()
+    sums = _of_models(rows, asked)
     of_models = 100 * (sums["taken"] / sums["best"] - 1).to_numpy(float)
     return Regret(
-        by, target, split, len(rows), 100 * float((taken["algorithm"] != TORCH).mean()), float(of_layers.mean()), low,
-        high, float(np.quantile(of_layers, 0.95)), len(of_models), float(of_models.mean()) if len(of_models) else None,
+        by, asked.target, asked.kind, len(rows), 100 * float((taken["algorithm"] != TORCH).mean()),
+        float(of_layers.mean()), low, high, float(np.quantile(of_layers, 0.95)), len(of_models),
+        float(of_models.mean()) if len(of_models) else None,
         float(np.quantile(of_models, 0.95)) if len(of_models) else None,
     )  # fmt: skip
+
+
+def _of_models(rows: pd.DataFrame, asked: Question) -> pd.DataFrame:
+    """Return the sums of `taken` and `best` of models: over all their calls, where every one of them was judged.
+
+    Without calls of whole models they are over the layers that name the model.
+    """
+    if not asked.calls:
+        return rows[rows["model"].notna()].groupby([*MODEL], dropna=False)[["taken", "best"]].sum()
+    calls = calls_frame(asked.calls)
+    calls["count"] = calls.groupby([*MODEL_AT_SIZE])["layer"].transform("size")
+    calls["shape"] = splits.joined(calls, AT_ANY_BATCH)
+    kept = rows[["split", "batch_size", *ARITHMETIC, "taken", "best"]].assign(shape=splits.joined(rows, AT_ANY_BATCH))
+    found = calls[[*MODEL_AT_SIZE, "family", "count", "shape"]].merge(kept, on="shape")
+    if asked.kind == "family":
+        found = found[found["split"] == "family " + found["family"]]
+    passes = found.groupby([*MODEL], dropna=False)
+    return passes[["taken", "best"]].sum()[passes.size() == passes["count"].first()]

@@ -10,10 +10,12 @@ import pandas as pd
 import pytest
 from fakes.drawn_samples import drawn
 
+from convscope.dataset.calls import AT_ANY_BATCH, CALLS, CallRow
 from convscope.dataset.samples import SAMPLES, SampleRow
 from convscope.errors import InputError
+from convscope.prediction import predictor
 from convscope.selection import evaluation
-from convscope.selection.evaluation import MEASURED_BEYOND, PREDICTED_BEYOND, PREDICTED_LEAST, SINGLE, Regret
+from convscope.selection.evaluation import MEASURED_BEYOND, PREDICTED_BEYOND, PREDICTED_LEAST, SINGLE, Question, Regret
 
 PYTORCH = "always PyTorch"
 
@@ -39,7 +41,7 @@ def best_of(frame: pd.DataFrame) -> pd.Series[float]:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Regret]:
-    return {each.by: each for each in evaluation.regrets(FRAME, "time", "layer", {}, 90)}
+    return {each.by: each for each in evaluation.regrets(FRAME, Question(level=90))}
 
 
 def test_every_layer_is_judged_once_by_each_way(found: dict[str, Regret]):
@@ -90,26 +92,71 @@ def test_the_prediction_of_a_layer_does_not_rest_on_its_times():
     mixed["mean_ms"] = mixed.groupby(["batch_size", "in_channels", "out_channels", "in_height_px"])[
         "mean_ms"
     ].transform(lambda each: draw.sample([*each], len(each)))
-    by = {each.by: each for each in evaluation.regrets(mixed, "time", "layer", {}, 90)}
+    by = {each.by: each for each in evaluation.regrets(mixed, Question(level=90))}
     assert by[PREDICTED_LEAST].mean_pct > 0.5 * by[PYTORCH].mean_pct
     assert by[MEASURED_BEYOND].mean_pct < 5
 
 
 def test_the_same_samples_in_another_order_have_the_same_regrets(found: dict[str, Regret]):
     mixed = FRAME.sample(frac=1, random_state=3)
-    again = evaluation.regrets(mixed, "time", "layer", {}, 90)
+    again = evaluation.regrets(mixed, Question(level=90))
     assert {each.by: pytest.approx(each.mean_pct) for each in again} == {k: v.mean_pct for k, v in found.items()}
 
 
 def test_a_whole_family_can_be_held_back():
-    found = evaluation.regrets(FRAME, "time", "family", {}, 90)
+    found = evaluation.regrets(FRAME, Question(kind="family", level=90))
     assert {each.split for each in found} == {"family"}
     assert {each.layers for each in found} == {360}
 
 
+def calls_of(frame: pd.DataFrame, **changes: object) -> list[CallRow]:
+    """Return each layer that samples name as one call of its model."""
+    once = frame.drop_duplicates(["model", "layer"]).assign(position=0, **changes)
+    once["position"] = once.groupby("model").cumcount()
+    return [CallRow(**{str(name): row[name] for name in CALLS.columns}) for row in once.to_dict("records")]
+
+
+def test_a_shape_that_another_kind_of_network_has_too_is_held_back_with_both(monkeypatch: pytest.MonkeyPatch):
+    some = FRAME[FRAME["batch_size"] == 1].assign(model="net " + FRAME["family"])
+    shared = some[(some["family"] == "vgg") & (some["in_channels"] > 30)]
+    known = calls_of(some) + calls_of(shared, model="net b", family="resnet")
+    learned: list[set[tuple[object, ...]]] = []
+    fit = predictor.fit
+
+    def noted(frame: pd.DataFrame, *rest: object) -> object:
+        learned.append({*frame[[*AT_ANY_BATCH]].itertuples(index=False, name=None)})
+        return fit(frame, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(predictor, "fit", noted)
+    taken, about = evaluation.chosen(some, Question(kind="family", calls=known))
+    least = taken[taken["by"] == PREDICTED_LEAST]
+    again = least[least["split"] == "family resnet"].merge(about["family"], left_on="work", right_index=True)
+    assert {*again["family"]} == {"resnet", "vgg"}
+    shapes = {*shared[[*AT_ANY_BATCH]].itertuples(index=False, name=None)}
+    of_kind = [not shapes & each for each in learned]  # densenet, resnet, vgg
+    assert of_kind == [False, True, True]
+    assert least["work"].value_counts().max() == 2
+    assert len(least) == some["layer"].nunique() + (again["family"] == "vgg").sum()
+
+
+def test_the_sum_of_a_model_is_over_all_its_calls_where_every_one_is_judged(found: dict[str, Regret]):
+    some = FRAME[FRAME["batch_size"] == 1].assign(model="one")
+    known = calls_of(some)
+    twice = [*known, dataclasses.replace(known[0], position=len(known))]
+    by = {each.by: each for each in evaluation.regrets(some, Question(level=90, calls=twice))}
+    own = some[some["algorithm"] == "torch"]
+    best = some.groupby("layer")["mean_ms"].min()
+    first = known[0].layer
+    expected = (own["mean_ms"].sum() + own.set_index("layer")["mean_ms"][first]) / (best.sum() + best[first])
+    assert by[PYTORCH].models == 1
+    assert by[PYTORCH].models_mean_pct == pytest.approx(100 * (expected - 1))
+    more = [*twice, dataclasses.replace(known[0], position=len(twice), in_channels=7)]
+    assert {each.models for each in evaluation.regrets(some, Question(level=90, calls=more))} == {0}
+
+
 def test_choices_of_others_are_judged_where_there_are_any(found: dict[str, Regret]):
     searched = FRAME[FRAME["algorithm"] == "winograd"].assign(algorithm="torch benchmark").iloc[::2]
-    by = {each.by: each for each in evaluation.regrets(pd.concat([FRAME, searched]), "time", "layer", {}, 90)}
+    by = {each.by: each for each in evaluation.regrets(pd.concat([FRAME, searched]), Question(level=90))}
     assert by["always cudnn.benchmark"].layers == 360
     assert 0 < by["always cudnn.benchmark"].changed_pct <= 50
     assert by[PYTORCH].mean_pct == pytest.approx(found[PYTORCH].mean_pct)
@@ -117,16 +164,16 @@ def test_choices_of_others_are_judged_where_there_are_any(found: dict[str, Regre
 
 def test_samples_without_pytorchs_own_choice_cannot_be_judged():
     with pytest.raises(InputError, match="no layer has samples of PyTorch's own choice"):
-        evaluation.regrets(FRAME[FRAME["algorithm"] != "torch"], "time", "layer", {}, 90)
+        evaluation.regrets(FRAME[FRAME["algorithm"] != "torch"], Question(level=90))
     with pytest.raises(InputError, match="no layer has samples of PyTorch's own choice"):
-        evaluation.regrets(FRAME, "energy", "layer", {}, 90)
-    with pytest.raises(InputError, match="all samples are of one family: at least two"):
-        evaluation.regrets(FRAME.assign(family="vgg"), "time", "family", {}, 90)
+        evaluation.regrets(FRAME, Question("energy", level=90))
+    with pytest.raises(InputError, match="split by family: all samples are of vgg: at least two are needed"):
+        evaluation.regrets(FRAME.assign(family="vgg"), Question(kind="family", level=90))
 
 
 def test_regret_in_energy_is_of_the_layers_that_have_energies():
     layer = FRAME.groupby(["batch_size", "in_channels", "out_channels", "in_height_px"], sort=False).ngroup()
     frame = FRAME.assign(energy_j=(0.07 * FRAME["mean_ms"]).where(layer % 2 == 0))
-    found = {each.by: each for each in evaluation.regrets(frame, "energy", "layer", {}, 80)}
+    found = {each.by: each for each in evaluation.regrets(frame, Question("energy", level=80))}
     assert found[PYTORCH].layers == 180
     assert found[PREDICTED_LEAST].mean_pct < 0.3 * found[PYTORCH].mean_pct
