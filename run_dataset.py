@@ -46,6 +46,8 @@ def parser() -> OneLineParser:
     made.add_argument("--group-shapes", type=int, metavar="N", help="shapes that are measured together at most")
     processes = "groups under way at once, one of them timed; default 1 for each 16 GiB of a GPU, at most 4"
     made.add_argument("--processes", type=int, metavar="N", help=processes)
+    drawn = "N convolutions that no model has, drawn over the range of networks'; no models then but those of --models"
+    made.add_argument("--drawn", type=int, default=0, metavar="N", help=drawn)
     part = "measure part I of N of the shapes, 1/1: several GPUs take one part each, each into its own folder"
     made.add_argument("--part", type=_part, default="1/1", metavar="I/N", help=part)
     known = "samples of this device, a published set or another collection: their shapes are not measured again"
@@ -118,13 +120,13 @@ def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
 
 
 def _check_shapes(asked: Collection, note: Callable[[str], None]) -> None:
-    """Note each model of which nothing is measured; InputError where that is so of all."""
+    """Note each model of which nothing is measured; InputError where nothing is left to measure."""
     from convscope.dataset.collect import coverage
     from convscope.errors import InputError
 
     sizes, empty = " ".join(map(str, asked.sizes)), coverage.without_shapes(asked)
     reason = f"no convolution to measure at --sizes {sizes}: name sizes that the model takes"
-    if len(empty) == len(asked.models):
+    if len(empty) == len(asked.models) and not asked.drawn:
         raise InputError(f"{', '.join(empty)}: {reason}")
     for model in empty:
         note(f"{model}: {reason}")
@@ -157,7 +159,8 @@ def _request(options: argparse.Namespace, device: str, memory_bytes: int | None)
     from convscope.dataset.collect import request
 
     kind = device.partition(":")[0]
-    models = options.models or [name for models in request.FAMILIES.values() for name in models]
+    every = [] if options.drawn else [name for models in request.FAMILIES.values() for name in models]
+    models = options.models or every
     settings = options.settings or (request.ON_CPU if kind == "cpu" else request.SETTINGS)
     few, shapes, count = options.energy_every, options.group_shapes, options.processes
     return request.Collection(
@@ -165,7 +168,7 @@ def _request(options: argparse.Namespace, device: str, memory_bytes: int | None)
         settings=tuple(settings), first=options.first, rounds=options.rounds, seed=options.seed,
         energy_every=request.ENERGY_EVERY[kind] if few is None else few,
         group_shapes=request.GROUP_SHAPES[kind] if shapes is None else shapes,
-        group_bytes=request.GROUP_BYTES[kind], part=options.part,
+        group_bytes=request.GROUP_BYTES[kind], part=options.part, drawn=options.drawn,
         processes=request.processes_for(kind, memory_bytes) if count is None else count,
     )  # fmt: skip
 

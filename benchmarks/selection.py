@@ -33,6 +33,8 @@ from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 
@@ -54,6 +56,7 @@ from convscope.pinning import document, planned
 from convscope.pinning.document import TORCH
 from convscope.prediction import predictor
 from convscope.prediction.predictor import Predictor
+from convscope.prediction.processes import starmap
 from convscope.selection import choice, network, selector, stack
 from convscope.selection.candidates import Candidate, Measured, gathered, is_pinnable
 from convscope.selection.choice import Choice, Rule
@@ -78,7 +81,7 @@ COLUMNS = ("model", "setting", "batch_size", "way", "round", "pass_ms", "relativ
 
 
 def predictors_of(
-    frame: pd.DataFrame, models: Sequence[str], known: Sequence[CallRow]
+    frame: pd.DataFrame, models: Sequence[str], known: Sequence[CallRow], processes: int
 ) -> Iterator[tuple[str, Predictor]]:
     """Yield each kind of network of the models with a predictor that learned from other shapes than its own.
 
@@ -87,8 +90,16 @@ def predictors_of(
     kept = predictor.usable(frame, "time")
     kept = kept[kept["algorithm"].map(is_pinnable)].reset_index(drop=True)
     learned = {each.name.removeprefix("family "): each.learned for each in splits.splits(kept, "family", known)}
-    for family in sorted({*map(family_of, models)}):
-        yield family, predictor.fit(kept[learned[family]] if family in learned else kept, "time", {})
+    families = sorted({*map(family_of, models)})
+    every = np.ones(len(kept), dtype=bool)
+    work = [(learned.get(family, every),) for family in families]
+    yield from zip(families, starmap(partial(fitted, kept), work, processes), strict=True)
+
+
+def fitted(frame: pd.DataFrame, rows: npt.NDArray[np.bool_]) -> Predictor:
+    """Return a predictor of times that learned from these rows."""
+    made: Predictor = predictor.fit(frame[rows], "time", {})
+    return made
 
 
 def single(candidates: Sequence[Mapping[str, Candidate]]) -> str:
@@ -121,7 +132,7 @@ def choose(asked: argparse.Namespace) -> int:
     frame = samples.read(asked.samples)
     here, mine = stack.narrowed(frame, None, None)
     known = calls.read(path for each in asked.samples for path in calls.beside(each))
-    predictors = dict(predictors_of(mine, asked.models, known))
+    predictors = dict(predictors_of(mine, asked.models, known, asked.processes))
     for setting, batch, model in itertools.product(asked.settings, asked.batch_sizes, asked.models):
         kind = {"math": "tf32", "dtype": "float32", "layout": "nchw", **settings_of(setting)}
         work, parts = network.parts(Work(model, SIZE_PX, batch, **kind))
@@ -256,6 +267,7 @@ def main() -> int:
     of_choose.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
     of_choose.add_argument("--settings", nargs="+", default=SETTINGS, metavar="TYPE[,LAYOUT]")
     of_choose.add_argument("--batch-sizes", nargs="+", type=int, default=BATCHES, metavar="N")
+    of_choose.add_argument("--processes", type=int, default=1, metavar="N", help="of fits at once, up to 3 GB each")
     of_measure.add_argument("--part", default="1/1", metavar="I/N", help="measure every Nth, from the Ith")
     of_measure.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="placements of each pass")
     for step in (of_choose, of_measure, of_show):

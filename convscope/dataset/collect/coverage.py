@@ -1,4 +1,4 @@
-"""Coverage of a collection: the shapes of its models, in groups that are measured together.
+"""Coverage of a collection: the shapes of its models, and drawn ones, in groups that are measured together.
 
 Groups take turns among batch sizes and arithmetic. Models and sizes come in an order drawn by chance, each with a few
 shapes at a time, so that whatever time there is, what has been measured by then covers the range. A shape that is known
@@ -22,6 +22,7 @@ from convscope.convolution.layer import Layer
 from convscope.convolution.sources import table
 from convscope.convolution.sources.network import Network
 from convscope.cudnn.shape import ELEMENT_BYTES, dimensions
+from convscope.dataset.collect import drawn
 from convscope.dataset.collect.request import SETTINGS, Collection
 from convscope.errors import InputError
 
@@ -29,6 +30,8 @@ ENERGY_SHAPES = 6
 """Shapes of a group whose energy is measured: that takes seconds for each of the best candidates of each."""
 TURN_SHAPES = 8
 """Shapes of a model at one size that come before those of another."""
+BLOCK_SHAPES = 64
+"""Drawn shapes that take turns as those of a model at one size do."""
 Key = tuple[str, ...]
 """The cells of a shape in a table of convolutions, without its name; batch size, channels, filters, height, …"""
 
@@ -46,13 +49,17 @@ class Stratum:
 
 @dataclass(frozen=True)
 class Use:
-    """One call of a convolution in a model at one size, and its shape."""
+    """One call of a convolution in a model at one size, and its shape; a drawn one is of no model."""
 
-    model: str
-    input_size: int
-    layer: str
+    model: str | None
+    input_size: int | None
+    layer: str | None
     position: int
     key: Key
+
+
+Source = Callable[[], tuple[tuple[Layer, Use], ...]]
+"""Shapes that take their turn together, at batch 1, each with a call that has it."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,19 @@ def uses_of(model: str, size: int) -> tuple[tuple[Layer, Use], ...]:
     return tuple((each, Use(model, size, each.name, each.position, key_of(each))) for each in plain)
 
 
+def sources(asked: Collection) -> list[Source]:
+    """Return what the shapes of a collection come from: each model at each size, and blocks of drawn ones."""
+    of_models = [functools.partial(uses_of, *each) for each in itertools.product(asked.models, asked.sizes)]
+    starts = range(0, asked.drawn, BLOCK_SHAPES)
+    return [*of_models, *(functools.partial(_block, at, min(at + BLOCK_SHAPES, asked.drawn)) for at in starts)]
+
+
+@functools.cache
+def _block(start: int, end: int) -> tuple[tuple[Layer, Use], ...]:
+    every = map(drawn.convolution, range(start, end))
+    return tuple((each, Use(None, None, None, 0, key_of(each))) for each in every)
+
+
 def groups(asked: Collection, known: Set[tuple[str, Key]], begun: int = 0) -> Iterator[Group]:
     """Yield groups of shapes that are not known, in turn of each stratum, until all are in one.
 
@@ -118,8 +138,8 @@ def strata(asked: Collection) -> list[Stratum]:
 
 
 def shapes_of(asked: Collection, stratum: Stratum) -> set[Key]:
-    """Return the shapes of a stratum, those of all models and sizes."""
-    every = (each for model in asked.models for size in asked.sizes for each in uses_of(model, size))
+    """Return the shapes of a stratum, those of all models and sizes and those that are drawn."""
+    every = (each for source in sources(asked) for each in source())
     return set(filter(asked.includes, (key_of(layer.resized(batch=stratum.batch_size)) for layer, _ in every)))
 
 
@@ -131,9 +151,9 @@ def without_shapes(asked: Collection) -> list[str]:
 def _of_stratum(
     asked: Collection, stratum: Stratum, seen: set[tuple[str, Key]], number: Iterator[int]
 ) -> Iterator[Group]:
-    waiting, drawn = list(itertools.product(asked.models, asked.sizes)), random.Random(f"{asked.seed} {stratum}")
-    drawn.shuffle(waiting)
-    found = _found(waiting, stratum, seen, drawn, asked.includes)
+    waiting, draw = sources(asked), random.Random(f"{asked.seed} {stratum}")
+    draw.shuffle(waiting)
+    found = _found(waiting, stratum, seen, draw, asked.includes)
     left = next(found, None)
     while left is not None:
         energy = next(number) % asked.energy_every == 0 if asked.energy_every else False
@@ -154,21 +174,21 @@ def _of_stratum(
 
 
 def _found(
-    waiting: list[tuple[str, int]], stratum: Stratum, seen: set[tuple[str, Key]], drawn: random.Random,
+    waiting: list[Source], stratum: Stratum, seen: set[tuple[str, Key]], draw: random.Random,
     includes: Callable[[Key], bool],
 ) -> Iterator[tuple[Layer, Use]]:  # fmt: skip
-    """Yield the shapes that no group has yet, each with the first call that has it; models at a size take turns."""
+    """Yield the shapes that no group has yet, each with the first call that has it; sources take turns."""
     turns = deque(waiting)
     while turns:
-        model, size = turns.popleft()
+        source = turns.popleft()
         new: dict[Key, tuple[Layer, Use]] = {}
-        for one, use in uses_of(model, size):
+        for one, use in source():
             layer = one.resized(batch=stratum.batch_size)
             key = key_of(layer)
             if (stratum.setting, key) not in seen and includes(key):
                 new.setdefault(key, (layer, dataclasses.replace(use, key=key)))
-        for key in drawn.sample([*new], min(TURN_SHAPES, len(new))):
+        for key in draw.sample([*new], min(TURN_SHAPES, len(new))):
             seen.add((stratum.setting, key))
             yield new[key]
         if len(new) > TURN_SHAPES:
-            turns.append((model, size))
+            turns.append(source)

@@ -107,7 +107,7 @@ class GroupFolder:
                 placements=row.rounds or None, timing_method=timing_method,
                 ran_algorithm=_ran(row), ran_provider=row.provider,
                 cudnn=row.cudnn, driver=row.driver, torch=environment.get("torch"), model=use.model,
-                family=family_of(use.model), input_size=use.input_size, layer=use.layer,
+                family=use.model and family_of(use.model), input_size=use.input_size, layer=use.layer,
                 status=STATUS[row.outcome], reason=row.reason,
             )  # fmt: skip
 

@@ -57,6 +57,7 @@ class Collection:
         group_shapes, group_bytes: the most of a group; one shape that is larger is a group of its own.
         energy_every: the energy of every so manieth group is measured, with `ENERGY_SHAPES` shapes; 0 is none.
         processes: groups under way at once; one of them at a time is timed, the candidates of the others are tried.
+        drawn: convolutions that no model has, the first so many of `drawn.convolution`.
         part: which of how many parts of the shapes, (1, 1) for all: GPUs that take one part each share the work.
     """
 
@@ -73,6 +74,7 @@ class Collection:
     energy_every: int
     processes: int = 1
     part: tuple[int, int] = (1, 1)
+    drawn: int = 0
 
     @property
     def device_type(self) -> str:
@@ -85,8 +87,16 @@ class Collection:
         Raises:
             InputError: a value is below its least, a model or setting is unknown, or nothing runs it on this device.
         """
-        named = ("first", 1), ("rounds", 2), ("seed", 0), ("group_shapes", 1), ("energy_every", 0), ("processes", 1)
-        for name, least in named:
+        named = (
+            ("first", 1),
+            ("rounds", 2),
+            ("seed", 0),
+            ("group_shapes", 1),
+            ("energy_every", 0),
+            ("processes", 1),
+            ("drawn", 0),
+        )
+        for name, least in (*named, ("drawn", 0)):
             at_least(f"--{name.replace('_', '-')}", getattr(self, name), least)
         for flag, values in (("--sizes", self.sizes), ("--batch-sizes", self.batch_sizes)):
             for value in values:

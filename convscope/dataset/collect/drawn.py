@@ -1,0 +1,94 @@
+"""Convolutions that no model has, drawn by chance over the range of those of networks.
+
+Layers of a few models leave most of the range empty: a network with another width of its groups, or another kernel,
+lies far from all of them. The convolution of a number is the same everywhere, so that more of them extend a collection.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+
+from convscope.convolution.layer import Layer
+
+ELEMENTS_LEAST, ELEMENTS_MOST = 2**14, 2**22
+"""Elements of one image's input or output, whichever are more; VGG's first layers have 3.2 million."""
+FILTER_ELEMENTS_MOST = 2**24
+PRODUCTS_MOST = 2**31
+"""Multiplications for one image; VGG's largest layers have 1.8 thousand million."""
+CHANNELS, SIDES_PX = (8, 2048), (5, 256)
+IMAGE_CHANNELS = 3
+FIRST_FILTERS, FIRST_SIDES_PX = (16, 256), (64, 256)
+"""Of convolutions of the three channels of an image."""
+STEPS = (1, 2, 4, 8, 8, 16, 16, 32, 64)
+"""Numbers that channels are a multiple of, each as likely."""
+DENSE = {
+    (1, 1): 40, (3, 3): 35, (5, 5): 6, (7, 7): 5, (2, 2): 3, (4, 4): 2, (11, 11): 1, (1, 3): 2, (3, 1): 2, (1, 7): 2,
+    (7, 1): 2,
+}  # fmt: skip
+"""Kernels of convolutions without groups, and how often each comes, in percent."""
+GROUPED = {(3, 3): 70, (1, 1): 15, (5, 5): 15}
+DEPTHWISE = {(3, 3): 45, (5, 5): 25, (7, 7): 25, (9, 9): 5}
+
+
+@functools.cache
+def convolution(number: int) -> Layer:
+    """Return the convolution of a number, at batch 1, without a bias."""
+    draw = random.Random(f"convolution {number}")
+    while True:
+        layer = _any(draw, number)
+        elements = max(math.prod(layer.input), math.prod(layer.output))
+        is_usual = min(layer.output) > 0 and ELEMENTS_LEAST <= elements <= ELEMENTS_MOST
+        if is_usual and layer.flops <= 2 * PRODUCTS_MOST and math.prod(layer.weight) <= FILTER_ELEMENTS_MOST:
+            return layer
+
+
+def _any(draw: random.Random, number: int) -> Layer:
+    kind = draw.choices((_dense, _grouped, _depthwise), (50, 30, 20))[0]
+    in_channels, out_channels, groups, kernel = kind(draw)
+    sides_px = FIRST_SIDES_PX if in_channels == IMAGE_CHANNELS else SIDES_PX
+    height = round(_log_uniform(draw, *sides_px))
+    width = height if draw.random() < 0.9 else min(SIDES_PX[1], round(height * _log_uniform(draw, 0.5, 2)))
+    stride, dilation, padding = (1, 1), (1, 1), tuple(extent // 2 for extent in kernel)
+    if kernel in ((2, 2), (4, 4)):  # patches, one beside the other
+        stride, padding = kernel, (0, 0)
+    elif draw.random() < 0.2:
+        stride = (4, 4) if kernel == (11, 11) else (2, 2)
+    elif kernel == (3, 3) and draw.random() < 0.06:
+        dilation = padding = (2, 2)
+    elif draw.random() < 0.1:
+        padding = (0, 0)
+    return Layer.of_sizes(
+        f"drawn{number}", 0, batch=1, in_channels=in_channels, out_channels=out_channels, size=(height, width),
+        kernel=kernel, stride=stride, padding=padding, dilation=dilation, groups=groups,
+    )  # fmt: skip
+
+
+def _dense(draw: random.Random) -> tuple[int, int, int, tuple[int, int]]:
+    """Return channels, filters, groups and the kernel; a few have the three channels of an image."""
+    kernel = draw.choices([*DENSE], [*DENSE.values()])[0]
+    is_first = draw.random() < (0.5 if kernel in ((7, 7), (11, 11), (4, 4)) else 0.04)
+    if is_first:
+        return IMAGE_CHANNELS, _channels(draw, *FIRST_FILTERS), 1, kernel
+    return _channels(draw, *CHANNELS), _channels(draw, *CHANNELS), 1, kernel
+
+
+def _grouped(draw: random.Random) -> tuple[int, int, int, tuple[int, int]]:
+    each, groups = _channels(draw, 4, 128), round(_log_uniform(draw, 2, 64))
+    more = draw.choice((1, 1, 1, 2))
+    return each * groups, more * each * groups, groups, draw.choices([*GROUPED], [*GROUPED.values()])[0]
+
+
+def _depthwise(draw: random.Random) -> tuple[int, int, int, tuple[int, int]]:
+    channels = _channels(draw, *CHANNELS)
+    return channels, channels, channels, draw.choices([*DEPTHWISE], [*DEPTHWISE.values()])[0]
+
+
+def _channels(draw: random.Random, low: int, high: int) -> int:
+    step = draw.choice(STEPS)
+    return max(step, low, step * round(_log_uniform(draw, low, high) / step))
+
+
+def _log_uniform(draw: random.Random, low: float, high: float) -> float:
+    return math.exp(draw.uniform(math.log(low), math.log(high)))
