@@ -4,8 +4,9 @@
 learned, on any card and by any algorithm. `family`: kinds of network. `size`: the smallest fifth by work, and the
 largest. `gpu`: cards; their shapes are learned on the others. A shape that is held back by layer, family or size is
 learned nowhere. A sample names one of the models that have its shape: where the calls of whole models are given, a
-split by family holds back all shapes that models of the kind have. A split is a function of what samples and calls
-say, not of their order: the same rows are held back from a file in another order.
+split by family holds back all shapes that models of the kind have. Samples of no kind of network are held back with
+those of their shape alone. A split is a function of what samples and calls say, not of their order: the same rows are
+held back from a file in another order.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from convscope.dataset.samples import SHAPE, WORK
 from convscope.errors import InputError
 
 PARTS = 5
+NO_FAMILY = ""
+"""Label of shapes that no network has: they are held back only where one of a network is the same."""
 Labels = npt.NDArray[np.object_]
 
 
@@ -84,7 +87,7 @@ def splits(frame: pd.DataFrame, kind: str, calls: Sequence[CallRow] = ()) -> Ite
     if kind in ("rows", "layer"):
         yield _split(frame, kind, kind, np.array([part(label) == 0 for label in found]))
         return
-    names = sorted({*found})
+    names = sorted({*found} - {NO_FAMILY})
     if len(names) < 2:
         raise InputError(f"split by {kind}: all samples are of {names[0]}: at least two are needed")
     shared = _shapes_by_family(calls) if kind == "family" else {}
@@ -150,11 +153,9 @@ def _rows(frame: pd.DataFrame) -> Labels:
 
 
 def _families(frame: pd.DataFrame) -> Labels:
-    if frame["family"].isna().any():
-        raise InputError(
-            f"split by family: {int(frame['family'].isna().sum())} samples name none: choose another split"
-        )
-    return frame["family"].to_numpy(dtype=object)
+    if frame["family"].isna().all():
+        raise InputError("split by family: no sample names one: choose another split")
+    return frame["family"].fillna(NO_FAMILY).to_numpy(dtype=object)
 
 
 def _sizes(frame: pd.DataFrame) -> Labels:

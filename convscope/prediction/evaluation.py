@@ -259,7 +259,7 @@ def _of_sums(made: Predictor, held_back: pd.DataFrame, name: str, what: str) -> 
 
 def _unit(learned: pd.DataFrame, kind: str) -> str:
     """Return what intervals are to hold for: what the split holds back, or a layer where only one of it was learned."""
-    return kind if len({*splits.labels(learned, kind)}) > 1 else "layer"
+    return kind if len({*splits.labels(learned, kind)} - {splits.NO_FAMILY}) > 1 else "layer"
 
 
 def choose(made: Predictor, frame: pd.DataFrame, count: int, seed: int = 0) -> npt.NDArray[np.intp]:

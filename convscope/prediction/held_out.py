@@ -56,10 +56,12 @@ def by(frame: pd.DataFrame, unit: str) -> Divisions:
     Raises:
         InputError: there is only one label.
     """
-    number_of = splits.folds(splits.labels(frame, unit))
+    labels = splits.labels(frame, unit)
+    is_of_one = labels != splits.NO_FAMILY
+    number_of = splits.folds(labels)
     found = []
-    for number in np.unique(number_of):
-        out = number_of == number
+    for number in np.unique(number_of[is_of_one]):
+        out = is_of_one & (number_of == number)
         if out.all():
             raise InputError(f"intervals for another {unit} need samples of at least two")
         found.append((out, ~splits.beside(frame, unit, out)))
@@ -70,10 +72,10 @@ def is_asked(frame: pd.DataFrame, unit: str) -> Mask:
     """Tell which rows, held out by their label of a kind, are like what will be asked for.
 
     Of sizes those at both ends: what is asked for is smaller or larger than all that was learned. The fifths between
-    were predicted from smaller and larger ones.
+    were predicted from smaller and larger ones. What is of no kind of network is in none that will be asked for.
     """
     found = splits.labels(frame, unit)
-    return np.isin(found.astype(str), splits.in_turn(sorted({*found}), unit))
+    return np.isin(found.astype(str), splits.in_turn(sorted({*found} - {splits.NO_FAMILY}), unit))
 
 
 def missed_by_trees(

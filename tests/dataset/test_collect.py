@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import itertools
 import json
@@ -17,6 +18,7 @@ import torch
 
 import run_dataset
 from convscope.atlas import turns
+from convscope.atlas.rows import PLANS
 from convscope.dataset import calls, samples
 from convscope.dataset.collect import coverage, study, traced
 from convscope.dataset.collect.coverage import Stratum
@@ -25,6 +27,7 @@ from convscope.dataset.collect.request import FAMILIES, SETTINGS, Collection, pr
 from convscope.dataset.collect.study import CollectStudy
 from convscope.dataset.columns import STATUSES
 from convscope.errors import InputError
+from convscope.storage import table
 
 SQUEEZE = "torchvision:squeezenet1_1"
 ASKED = Collection(
@@ -252,6 +255,22 @@ def test_tables_of_a_start_with_other_flags_that_never_ended_hide_nothing(collec
     assert len(GroupFolder.read(group).samples()) == 3 * 3
 
 
+def test_a_candidate_that_became_one_after_the_rounds_is_no_sample(collected: Path, tmp_path: Path):
+    """A start that goes on may find right what an earlier one had left out: it works, and no round has timed it."""
+    group = tmp_path / "0001"
+    shutil.copytree(collected / "groups" / "0001_fp32_b1", group)
+    (plans,) = group.glob("*/plans.csv")
+    rows = table.rows(plans, PLANS.tables["plans"])
+    rows[0].update(dict.fromkeys(("mean_ms", "std_ms"), ""), rounds="0")
+    with plans.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0]])
+        writer.writeheader()
+        writer.writerows(rows)
+    found = GroupFolder.read(group).samples()
+    assert len(found) == 3 * 3 - 1
+    assert samples.write(tmp_path / "samples.csv", found) == len(samples.read([tmp_path / "samples.csv"]))
+
+
 def test_every_outcome_of_an_atlas_is_a_status_that_samples_may_have():
     assert sorted(STATUS.values()) == sorted(STATUSES)
 
@@ -331,6 +350,7 @@ def test_no_group_begins_that_would_end_after_the_time(tmp_path: Path, measured:
         (["--budget-minutes", "0"], "--budget-minutes 0.0: say how many minutes, above 0"),
         (["--rounds", "1"], "--rounds 1"),
         (["--processes", "0"], "--processes 0"),
+        (["--drawn", "-1"], "--drawn -1"),
         (["--part", "3/2"], "--part 3/2: say which of how many, 1/2 and 2/2 for two"),
     ],
 )

@@ -90,8 +90,24 @@ def test_one_card_alone_cannot_be_held_back():
 
 def test_samples_without_a_family_cannot_be_divided_by_it():
     rows = [dataclasses.replace(row, family=None) for row in drawn(3)]
-    with pytest.raises(InputError, match="split by family: 3 samples name none"):
+    with pytest.raises(InputError, match="split by family: no sample names one: choose another split"):
         list(splits.splits(pd.DataFrame(rows, columns=SAMPLES.columns), "family"))
+
+
+def test_a_shape_of_no_family_is_held_back_only_with_a_family_that_has_it():
+    drawn_too = FRAME.iloc[: len(FRAME) // 2].assign(family=None)
+    own = FRAME.iloc[len(FRAME) // 4 :]  # of a quarter of all, the family is known besides
+    both = pd.concat([drawn_too, own], ignore_index=True)
+    is_drawn = both["family"].isna().to_numpy()
+    shapes = pd.Series(splits.joined(both, SHAPE))
+    found = list(splits.splits(both, "family"))
+    assert [each.name for each in found] == ["family densenet", "family resnet", "family vgg"]
+    for split in found:
+        assert not (split.held_back & is_drawn).any()
+        shared = shapes.isin(shapes[split.held_back]).to_numpy() & is_drawn
+        assert shared.any()
+        assert not (split.learned & shared).any()
+        assert split.learned[is_drawn & ~shared].all()
 
 
 def test_rows_of_one_label_are_in_one_fold():

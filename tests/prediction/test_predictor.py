@@ -210,6 +210,19 @@ def test_intervals_are_learned_from_what_was_held_out_as_what_is_asked_for(
     assert counts[0] == asked.sum()
 
 
+def test_what_is_of_no_kind_of_network_is_learned_and_intervals_are_of_the_others(monkeypatch: pytest.MonkeyPatch):
+    frame = samples(120, *CARDS, noise=0.05, algorithms=("gemm",))
+    is_drawn = frame["in_channels"] == 64
+    frame = frame.assign(family=frame["family"].mask(is_drawn, None))
+    counts, widths = list[int](), intervals.widths
+    monkeypatch.setattr(intervals, "widths", lambda rests, groups: counts.append(len(rests)) or widths(rests, groups))
+    made = predictor.fit(frame, "time", {}, "family")
+    assert counts[0] == (~is_drawn).sum() < len(frame)
+    assert made.learned["samples"] == len(frame)
+    assert made.widths[""]["90"] is not None
+    assert [division[0][is_drawn].any() for division in held_out.by(frame, "family")] == [False] * 3
+
+
 @pytest.mark.parametrize("unit", ["rows", "family", "size", "gpu"])
 def test_intervals_can_be_of_other_ways_to_hold_back(unit: str):
     frame = samples(120, *CARDS, noise=0.05, algorithms=("gemm",))

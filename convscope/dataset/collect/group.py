@@ -83,6 +83,7 @@ class GroupFolder:
     def samples(self) -> list[SampleRow]:
         """Return what has been measured of the group; none before its tables are whole.
 
+        A candidate that works and has no time is none: a start that left it out made the rounds.
         A start with another `--first` has a folder of its own; one that is whole is taken.
         """
         for atlas in sorted(path.parent for path in self.path.glob("*/run.json")):
@@ -95,7 +96,7 @@ class GroupFolder:
         environment, request = run.get("environment", {}), run.get(PLANS.request, {})
         on_cpu = str(request.get("device", "")).startswith("cpu")
         timing_method = CPU_METHOD if on_cpu else EVICTED if request.get("evicts") else IN_A_PASS
-        for row in rows:
+        for row in (each for each in rows if each.outcome != OK or each.mean_ms is not None):
             use = self.group.uses[int(row.layer.removeprefix("s"))]
             settings = SETTINGS[self.group.stratum.setting]
             copied = {name: getattr(row, name) for name in (*SHAPE, *_COPIED)}

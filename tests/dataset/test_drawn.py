@@ -1,0 +1,73 @@
+"""Convolutions that no model has: what is drawn, in which groups, and samples that name no network."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from pathlib import Path
+
+import run_dataset
+from convscope.dataset import samples
+from convscope.dataset.collect import coverage, drawn
+from convscope.dataset.collect.request import BATCHES, SETTINGS, Collection
+
+ASKED = Collection(
+    device="cuda:0", models=(), sizes=(64,), batch_sizes=BATCHES, settings=tuple(SETTINGS), first=4, rounds=2, seed=0,
+    group_shapes=48, group_bytes=2**33, energy_every=0, drawn=100,
+)  # fmt: skip
+EVERY = [drawn.convolution(number) for number in range(600)]
+
+
+def test_the_convolution_of_a_number_is_the_same_everywhere():
+    first, second = EVERY[:2]
+    assert (first.in_channels, first.out_channels, first.size, first.kernel) == (3, 96, (110, 110), (2, 2))
+    assert (second.in_channels, second.groups, second.size, second.stride) == (384, 384, (33, 40), (2, 2))
+
+
+def test_each_is_a_convolution_of_the_usual_size():
+    for layer in EVERY:
+        elements = max(math.prod(layer.input), math.prod(layer.output))
+        assert drawn.ELEMENTS_LEAST <= elements <= drawn.ELEMENTS_MOST
+        assert layer.flops <= 2 * drawn.PRODUCTS_MOST
+        assert min(layer.output) >= 1
+        assert layer.in_channels % layer.groups == layer.out_channels % layer.groups == 0
+
+
+def test_all_kinds_are_among_them():
+    kinds = Counter(
+        "dense" if each.groups == 1 else "depthwise" if each.groups == each.in_channels else "grouped" for each in EVERY
+    )
+    assert all(count > 90 for count in kinds.values())
+    assert {each.kernel for each in EVERY} == {*drawn.DENSE, *drawn.GROUPED, *drawn.DEPTHWISE}
+    assert {each.dilation for each in EVERY} == {(1, 1), (2, 2)}
+    assert len({coverage.key_of(each) for each in EVERY}) == len(EVERY)
+
+
+def test_more_of_them_extend_a_collection():
+    stratum = coverage.strata(ASKED)[-1]
+    few, many = (coverage.shapes_of(dataclasses.replace(ASKED, drawn=count), stratum) for count in (70, 100))
+    assert len(few) == 70
+    assert few < many
+    assert {key[0] for key in many} == {str(stratum.batch_size)}
+
+
+def test_every_drawn_shape_is_in_one_group_and_of_no_model():
+    found = [*coverage.groups(ASKED, set())]
+    keys = [(group.stratum, key) for group in found for key in group.keys]
+    assert len(keys) == len({*keys}) == 100 * len(coverage.strata(ASKED))
+    assert {(use.model, use.input_size, use.layer) for group in found for use in group.uses} == {(None, None, None)}
+
+
+def test_drawn_shapes_take_turns_with_those_of_models():
+    first = next(coverage.groups(dataclasses.replace(ASKED, models=("vgg16", "resnet50"), sizes=(64, 96)), set()))
+    assert {use.model for use in first.uses} == {None, "vgg16", "resnet50"}
+
+
+def test_a_collection_of_drawn_shapes_names_no_network(tmp_path: Path):
+    command = ["--drawn", "2", "--batch-sizes", "1", "--rounds", "2", "--device", "cpu", "--output-dir", str(tmp_path)]
+    assert run_dataset.main(command) == 0
+    found = samples.read([tmp_path / "samples.csv"])
+    assert {*found["algorithm"]} == {"direct", "smm", "torch"}
+    assert len(found) == 2 * 3
+    assert found[["model", "family", "layer", "input_size"]].isna().all().all()
