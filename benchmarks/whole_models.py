@@ -22,7 +22,7 @@ import pandas as pd
 from convscope.dataset import calls, samples, splits
 from convscope.dataset.calls import CallRow
 from convscope.dataset.splits import Split
-from convscope.prediction import evaluation, predictor
+from convscope.prediction import held_out, predictor
 from convscope.prediction.evaluation import LEVEL
 
 PARTS = ("kind", "algorithm", "arithmetic", "batch_size", "gpu_name")
@@ -41,12 +41,12 @@ def read(folder: Path) -> tuple[pd.DataFrame, list[CallRow]]:
 def missed(frame: pd.DataFrame, known: list[CallRow], split: Split) -> pd.DataFrame:
     """Return the sums over models that are held back, with the error of each."""
     learned, held_back = (frame[rows].reset_index(drop=True) for rows in (split.learned, split.held_back))
-    rows = evaluation.of_models(held_back, known, "time").reset_index(drop=True)
+    rows = held_out.of_models(held_back, known, "mean_ms").reset_index(drop=True)
     if rows.empty:
         return pd.DataFrame(columns=[*PARTS, "error"])
     rows = rows.assign(kind=rows["family"], arithmetic=rows["dtype"].where(rows["dtype"] != "float32", rows["math"]))
     keys = rows["key"].to_numpy(dtype=object)
-    found = predictor.fit(learned, "time", {}, "family").sums(rows, keys, LEVEL)
+    found = predictor.fit(learned, "time", {}, "family", known).sums(rows, keys, LEVEL)
     each = rows.groupby("key")
     return each[[*PARTS]].first().assign(error=found["middle"] / each["mean_ms"].sum() - 1)
 

@@ -55,7 +55,7 @@ def fit(options: argparse.Namespace) -> int:
     kept, given = predictor.usable(samples.read(options.samples), options.target), cards.parsed(options.card)
     if options.target == workspace.TARGET:
         return _fit_workspace(options, workspace.fit(kept, given, options.unit), kept)
-    made = predictor.fit(kept, options.target, given, options.unit)
+    made = predictor.fit(kept, options.target, given, options.unit, _calls(options))
     own = kept[predictor.has(kept, made.target)]
     document.write(options.output, made, own)
     half = made.widths[intervals.EVERY]["90"]
@@ -82,7 +82,7 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.calibrate and "gpu" not in options.split:
         raise InputError("evaluate: --calibrate needs --split gpu")
     frame, known = samples.read(options.samples), cards.parsed(options.card)
-    known_calls = calls.read(options.calls or [path for each in options.samples for path in calls.beside(each)])
+    known_calls = _calls(options)
     if options.target == workspace.TARGET:
         return _evaluate_workspace(options, frame, known_calls)
     asked = options.target, options.split, known, options.calibrate, options.processes, known_calls
@@ -92,6 +92,10 @@ def evaluate(options: argparse.Namespace) -> int:
     else:
         print(table(SCORES, [*map(_cells, found)]))
     return 0
+
+
+def _calls(options: argparse.Namespace) -> list[CallRow]:
+    return calls.read(options.calls or [path for each in options.samples for path in calls.beside(each)])
 
 
 def _evaluate_workspace(options: argparse.Namespace, frame: pd.DataFrame, calls: Sequence[CallRow]) -> int:

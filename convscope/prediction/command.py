@@ -59,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     for each in (fit, evaluate):
         each.add_argument("samples", nargs="+", type=Path, metavar="SAMPLES", help="files of samples")
         each.add_argument("--target", choices=TARGETS, default="time", help="default %(default)s")
+        text = "calls of whole models, for sums and kinds of networks; default calls.parquet, calls.csv beside SAMPLES"
+        each.add_argument("--calls", nargs="+", type=Path, default=[], metavar="FILE", help=text)
     text = "new data that intervals hold for: other rows, layers, …; default %(default)s"
     fit.add_argument("--unit", choices=SPLITS, default="layer", help=text)
     fit.add_argument("-o", "--output", type=Path, default=Path("predictor.json"), help="default %(default)s")
@@ -68,8 +70,6 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--calibrate", type=int, default=0, metavar="N", help=text)
     text = "splits at once, each on a core of its own with up to 3 GB; default %(default)s"
     evaluate.add_argument("--processes", type=int, default=1, metavar="N", help=text)
-    text = "calls of whole models, for sums and for --split family; default calls.parquet, calls.csv beside SAMPLES"
-    evaluate.add_argument("--calls", nargs="+", type=Path, default=[], metavar="FILE", help=text)
     evaluate.add_argument("--json", action="store_true", help="print JSON")
     for each in (apply, calibrate):
         each.add_argument("predictor", type=Path, metavar="PREDICTOR", help="document that fit wrote")

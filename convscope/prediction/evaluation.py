@@ -12,8 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from convscope.dataset import splits
-from convscope.dataset.calls import AT_ANY_BATCH, MODEL_AT_SIZE, CallRow
-from convscope.dataset.calls import frame as calls_frame
+from convscope.dataset.calls import CallRow
 from convscope.dataset.samples import TARGETS, WORK
 from convscope.dataset.splits import Labels, Split
 from convscope.errors import InputError
@@ -204,11 +203,11 @@ def _of_split(
     if not (split.held_back & own).any():
         return []
     learned = frame[split.learned].reset_index(drop=True)
-    made = predictor.fit(learned, target, cards, _unit(learned[has(learned, target)], kind))
+    made = predictor.fit(learned, target, cards, _unit(learned[has(learned, target)], kind), calls)
     frame, split = frame[own].reset_index(drop=True), Split(split.name, split.held_back[own], split.learned[own])
     held_back = frame[split.held_back].reset_index(drop=True)
     found = [*judged(outcomes(made, held_back), target, split.name)]
-    found += _of_sums(made, of_models(held_back, calls, target), split.name, SUM_OF_MODEL)
+    found += _of_sums(made, held_out.of_models(held_back, calls, TARGETS[target][0]), split.name, SUM_OF_MODEL)
     found += _of_sums(made, held_back.assign(key=held_out.passes(held_back)), split.name, SUM_OF_LAYERS)
     given = features(frame, cards)
     wanted = logarithms(frame, target, given)
@@ -220,23 +219,6 @@ def _of_split(
         name = f"{split.name}, {calibrated} samples of it"
         found += judged(_calibrated(made, held_back, calibrated), target, name)
     return found
-
-
-def of_models(held_back: pd.DataFrame, calls: Sequence[CallRow], target: str) -> pd.DataFrame:
-    """Return a sample for each call of each pass of a model whose every shape has one, with the pass as its `key`.
-
-    A value that was measured again is the mean. A pass is of one card, cuDNN, batch size, arithmetic and algorithm.
-    """
-    column, work = TARGETS[target][0], ["gpu_name", "cudnn", *WORK]
-    known = held_back.assign(shape=splits.joined(held_back, AT_ANY_BATCH))
-    known[column] = held_back.groupby(work, dropna=False)[column].transform("mean")
-    known = known.drop_duplicates(work).drop(columns=[*MODEL_AT_SIZE, "family", "layer", *AT_ANY_BATCH])
-    called = calls_frame(calls)
-    called["shape"] = splits.joined(called, AT_ANY_BATCH)
-    called["calls"] = called.groupby([*MODEL_AT_SIZE])["layer"].transform("size")
-    found = called.merge(known, on="shape").drop(columns="shape")
-    found["key"] = splits.joined(found, held_out.SUM)
-    return found[found.groupby("key")["layer"].transform("size") == found["calls"]].drop(columns="calls")
 
 
 def _of_sums(made: Predictor, held_back: pd.DataFrame, name: str, what: str) -> Iterator[Score]:

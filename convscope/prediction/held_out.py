@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from convscope.dataset import splits
-from convscope.dataset.samples import ARITHMETIC
+from convscope.dataset.calls import AT_ANY_BATCH, MODEL_AT_SIZE, CallRow
+from convscope.dataset.calls import frame as calls_frame
+from convscope.dataset.samples import ARITHMETIC, WORK
 from convscope.errors import InputError
+from convscope.prediction import intervals
 from convscope.prediction.features import Features, Floats
 from convscope.prediction.learners import core
 from convscope.prediction.learners.process import Mask
@@ -22,8 +26,26 @@ PASS = ("run", *SUM)
 """Columns that samples of one pass, measured together, have in common."""
 FEWEST_MODELS = 4
 """Models that intervals of sums are learned from at least: they give a level of 80 %; 9 give 90 %, and 19 95 %."""
-Divisions = Sequence[tuple[Mask, Mask]]
-"""Pairs of rows that are held out and judged, and of all rows that are left out with them."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """Rows that are held out together.
+
+    Attributes:
+        own: rows of what is held out; each is in one division at most.
+        out: rows that are predicted: `own`, and others of shapes that the held out models have.
+        gone: rows that are not learned: `out`, and others of shapes that may not be.
+        calls: all calls of the models that are held out; none where they are not known.
+    """
+
+    own: Mask
+    out: Mask
+    gone: Mask
+    calls: Sequence[CallRow] = ()
+
+
+Divisions = Sequence[Division]
 
 
 def passes(frame: pd.DataFrame) -> splits.Labels:
@@ -33,39 +55,74 @@ def passes(frame: pd.DataFrame) -> splits.Labels:
     return np.where(several & frame["model"].notna().to_numpy(), found, "").astype(object)
 
 
-def by_model(frame: pd.DataFrame) -> Divisions:
-    """Return divisions that hold out whole models; none where models are too few, or too little is left beside some."""
-    has = (passes(frame) != "") & frame["model"].notna().to_numpy()
+def of_models(frame: pd.DataFrame, calls: Sequence[CallRow], value: str) -> pd.DataFrame:
+    """Return a sample for each call of each pass of a model whose every shape has one, with the pass as its `key`.
+
+    A pass is of one card, cuDNN, batch size, arithmetic and algorithm.
+
+    Args:
+        value: a column; where a sample was measured again it is the mean.
+    """
+    work = ["gpu_name", "cudnn", *WORK]
+    known = frame.assign(shape=splits.joined(frame, AT_ANY_BATCH))
+    known[value] = frame.groupby(work, dropna=False)[value].transform("mean")
+    known = known.drop_duplicates(work).drop(columns=[*MODEL_AT_SIZE, "family", "layer", *AT_ANY_BATCH])
+    called = calls_frame(calls)
+    called["shape"] = splits.joined(called, AT_ANY_BATCH)
+    called["calls"] = called.groupby([*MODEL_AT_SIZE])["layer"].transform("size")
+    found = called.merge(known, on="shape").drop(columns="shape")
+    found["key"] = splits.joined(found, SUM)
+    return found[found.groupby("key")["layer"].transform("size") == found["calls"]].drop(columns="calls")
+
+
+def by_model(frame: pd.DataFrame, calls: Sequence[CallRow] = ()) -> Divisions:
+    """Return divisions that hold out whole models; none where models are too few, or too little is left beside some.
+
+    Args:
+        calls: of whole models: with them all shapes of a model are held out, whichever one their samples name.
+    """
+    has = (frame["model"].notna() if calls else passes(frame) != "") & frame["model"].notna().to_numpy()
     if frame["model"][has].nunique() < FEWEST_MODELS:
         return []
-    number_of = np.full(len(frame), -1)
-    number_of[has] = splits.folds(frame["model"][has].to_numpy(dtype=object))
     found = []
-    for number in np.unique(number_of[has]):
-        out = number_of == number
-        may = splits.beside(frame, "family", out)
+    for division in _divided(frame, np.where(has, frame["model"], ""), "family", calls, lambda call: call.model):
+        may = ~division.gone
         if may.sum() < FEWEST or len({splits.part(shape) for shape in splits.labels(frame[may], "layer")}) < 2:
             return []
-        found.append((out, ~may))
+        found.append(division)
     return found
 
 
-def by(frame: pd.DataFrame, unit: str) -> Divisions:
+def by(frame: pd.DataFrame, unit: str, calls: Sequence[CallRow] = ()) -> Divisions:
     """Return divisions that hold out parts of the labels of a kind one after another, and what goes with them.
+
+    Args:
+        calls: of whole models: with them all shapes of a kind of network are held out.
 
     Raises:
         InputError: there is only one label.
     """
-    labels = splits.labels(frame, unit)
-    is_of_one = labels != splits.NO_FAMILY
-    number_of = splits.folds(labels)
-    found = []
-    for number in np.unique(number_of[is_of_one]):
-        out = is_of_one & (number_of == number)
-        if out.all():
-            raise InputError(f"intervals for another {unit} need samples of at least two")
-        found.append((out, ~splits.beside(frame, unit, out)))
+    known = calls if unit == "family" else ()
+    found = [*_divided(frame, splits.labels(frame, unit), unit, known, lambda call: call.family)]
+    if len(found) < 2:
+        raise InputError(f"intervals for another {unit} need samples of at least two")
     return found
+
+
+def _divided(
+    frame: pd.DataFrame, labels: splits.Labels, unit: str, calls: Sequence[CallRow], label_of: Callable[[CallRow], str]
+) -> Iterator[Division]:
+    """Yield divisions by the folds of labels, of which "" is none."""
+    shapes = pd.Series(splits.joined(frame, AT_ANY_BATCH)) if calls else None
+    is_one = labels != splits.NO_FAMILY
+    number_of = np.full(len(labels), -1)
+    number_of[is_one] = splits.folds(labels[is_one])
+    for number in np.unique(number_of[is_one]):
+        own = number_of == number
+        out, theirs = own, [call for call in calls if label_of(call) in {*labels[own]}]
+        if shapes is not None and theirs:
+            out = own | shapes.isin(splits.joined(calls_frame(theirs), AT_ANY_BATCH)).to_numpy()
+        yield Division(own, out, ~splits.beside(frame, unit, out), theirs)
 
 
 def is_asked(frame: pd.DataFrame, unit: str) -> Mask:
@@ -80,10 +137,53 @@ def is_asked(frame: pd.DataFrame, unit: str) -> Mask:
 
 def missed_by_trees(
     given: Features, frame: pd.DataFrame, wanted: Floats, divisions: Divisions, is_linear: bool
-) -> Floats:
-    """Return for each row what trees miss that were fitted without it and what goes with it; NaN for a row in none."""
-    rests = np.full(len(frame), np.nan)
-    for out, beside in divisions:
-        learned = core.fit(given.rows(~beside), frame[~beside], wanted[~beside], is_linear).core
-        rests[out] = wanted[out] - learned.predict(given.rows(out), frame[out])
-    return rests
+) -> list[Floats]:
+    """Return for each division what trees miss that were fitted without it, by row; NaN for a row not in it."""
+    found = list[Floats]()
+    for each in divisions:
+        learned = core.fit(given.rows(~each.gone), frame[~each.gone], wanted[~each.gone], is_linear).core
+        rests = np.full(len(frame), np.nan)
+        rests[each.out] = wanted[each.out] - learned.predict(given.rows(each.out), frame[each.out])
+        found.append(rests)
+    return found
+
+
+def together(divisions: Divisions, values: Iterable[Floats], unknown: float = np.nan) -> Floats:
+    """Return for each row the value of its own division, `unknown` for a row of none."""
+    found: Floats = np.full(len(divisions[0].own), unknown)
+    for division, own in zip(divisions, values, strict=True):
+        found[division.own] = own[division.own]
+    return found
+
+
+def totals(
+    frame: pd.DataFrame, value: str, divisions: Divisions, missed: Sequence[Floats], halves: Sequence[Floats]
+) -> dict[str, float | None]:
+    """Return by level shares of the added-up half width of layers, for sums over models that were held out.
+
+    They are learned from whole passes, where all calls of enough models are known, else from what was measured of a
+    pass together. Without enough models there is none.
+
+    Args:
+        value: the column that is added up.
+        missed: by division, the measured logarithm less the predicted one; NaN where no prediction is.
+        halves: of each row's interval in the logarithm, half the width.
+    """
+    if not divisions:
+        return {}
+    tables = []
+    for division, rests, half in zip(divisions, missed, halves, strict=True):
+        middle = frame[value] * np.exp(-rests)
+        known = frame.assign(middle=middle, wide=middle * np.exp(half))[division.out & np.isfinite(rests)]
+        tables.append((division, known))
+    whole = [of_models(known, division.calls, value) for division, known in tables if division.calls]
+    table = pd.concat(whole) if whole else pd.DataFrame(columns=["model"])
+    if table["model"].nunique() < FEWEST_MODELS:
+        own = pd.concat([known[division.own[known.index]] for division, known in tables])
+        table = own.assign(key=passes(own))
+        table = table[table["key"] != ""]
+    found = table.groupby("key").agg({value: "sum", "middle": "sum", "wide": "sum", "model": "first"})
+    if found["model"].nunique() < FEWEST_MODELS:
+        return {}
+    sizes = np.abs(np.log(found[value] / found["middle"])) / np.log(found["wide"] / found["middle"])
+    return intervals.shares(sizes.to_numpy(float), found["model"].to_numpy(dtype=object))

@@ -25,12 +25,13 @@ from threadpoolctl import threadpool_limits
 
 from convscope.cli.display import several
 from convscope.dataset import splits
+from convscope.dataset.calls import CallRow
 from convscope.dataset.samples import ARITHMETIC, SAMPLES, SHAPE, TARGETS, WORK
 from convscope.errors import InputError
 from convscope.prediction import calibration, held_out, intervals
 from convscope.prediction.calibration import Correction
 from convscope.prediction.features import CARD, CATEGORIES, Features, Floats, features
-from convscope.prediction.held_out import FEWEST, FEWEST_MODELS, passes
+from convscope.prediction.held_out import FEWEST
 from convscope.prediction.intervals import Growth
 from convscope.prediction.learners import core, process
 from convscope.prediction.learners.core import Core
@@ -224,11 +225,14 @@ def logarithms(frame: pd.DataFrame, target: str, given: Features) -> Floats:
 
 
 @threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
-def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> Predictor:
+def fit(
+    frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer", calls: Sequence[CallRow] = ()
+) -> Predictor:
     """Fit a predictor to samples (`usable`), by one thread: sums of several end in other digits, and other predictors.
 
     Args:
         unit: what its intervals are to hold for that was not learned: other rows, layers, families, sizes, cards.
+        calls: of whole models, which its intervals of sums are learned from, and of a kind of network.
 
     Raises:
         InputError: there are too few, or they do not say what is held out.
@@ -236,15 +240,15 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
     own = has(frame, target)
     _check_enough(own, target)
     if target != ENERGY:
-        return _fitted(frame, target, features(frame, cards), cards, unit)[0]
+        return _fitted(frame, target, features(frame, cards), cards, unit, calls)[0]
     _check_enough(has(frame, TIME), TIME)
     timed = frame[has(frame, TIME)].reset_index(drop=True)
-    time, found_ms = _fitted(timed, TIME, features(timed, cards), cards, unit)
+    time, found_ms = _fitted(timed, TIME, features(timed, cards), cards, unit, calls)
     times_ms = _of_repeats(frame, timed, found_ms)
     own &= np.isfinite(times_ms)
     _check_enough(own, f"{target}, and a time of the same work")
     kept = frame[own].reset_index(drop=True)
-    made, _ = _fitted(kept, target, features(kept, cards, times_ms[own]), cards, unit)
+    made, _ = _fitted(kept, target, features(kept, cards, times_ms[own]), cards, unit, calls)
     learned = {**described(kept), "cudnn": _versions(frame)}
     return dataclasses.replace(made, time=time, learned=learned)
 
@@ -262,32 +266,38 @@ def _of_repeats(frame: pd.DataFrame, timed: pd.DataFrame, times_ms: Floats) -> F
     return np.array(known.reindex(splits.joined(frame, work)), dtype=float)
 
 
-def _fitted(frame: pd.DataFrame, target: str, given: Features, cards: Given, unit: str) -> tuple[Predictor, Floats]:
+def _fitted(
+    frame: pd.DataFrame, target: str, given: Features, cards: Given, unit: str, calls: Sequence[CallRow]
+) -> tuple[Predictor, Floats]:
     """Return a predictor, and what one that had not learned it would predict for each sample, NaN for none."""
     wanted, is_new_card = logarithms(frame, target, given), unit == "gpu"
     fitted = core.fit(given, frame, wanted, not is_new_card)
-    parts = held_out.by(frame, unit)
-    models = held_out.by_model(frame) if unit in ("rows", "layer") else parts
+    parts = held_out.by(frame, unit, calls)
+    models = held_out.by_model(frame, calls) if unit in ("rows", "layer") else parts
     by_trees = partial(held_out.missed_by_trees, given, frame, wanted, is_linear=not is_new_card)
-    missed = fitted.rests if unit == "layer" else by_trees(parts)
-    missed_models = by_trees(models) if models is not parts else missed
-    smooth, share = None, 0.0
+    missed_parts = [fitted.rests] * len(parts) if unit == "layer" else by_trees(parts)
+    missed_models = by_trees(models) if models is not parts else missed_parts
+    missed, smooth, share = held_out.together(parts, missed_parts), None, 0.0
     far: Floats = np.zeros(len(frame))
-    far_models = far
+    far_models: Sequence[Floats] = [far] * len(models)
     if not is_new_card:
         left = wanted - fitted.core.common(given, frame)
-        found = process.fit(given, frame, left, cards, [parts, models])
-        smooth, (near, near_models) = found.process, found.rests
-        share, (far, far_models) = process.share(missed, near), found.far
-        missed, missed_models = _both(share, missed, near), _both(share, missed_models, near_models)
+        divided = [*parts, *(models if models is not parts else ())]
+        found = process.fit(given, frame, left, cards, [(each.out, each.gone) for each in divided])
+        smooth, near = found.process, held_out.together(parts, found.rests[: len(parts)])
+        far = held_out.together(parts, found.far[: len(parts)], np.inf)
+        share, last = process.share(missed, near), len(divided) - len(models)
+        missed, far_models = _both(share, missed, near), found.far[last:]
+        missed_models = [_both(share, *each) for each in zip(missed_models, found.rests[last:], strict=True)]
     # Of a row that is held out others of its shape are learned: its distance says nothing of another layer's.
     asked = held_out.is_asked(frame, unit)
     growth = Growth() if unit == "rows" else intervals.growth(missed[asked], far[asked])
     names, scale = frame["algorithm"].to_numpy(dtype=object), growth.at(far)
     widths = intervals.widths((missed / scale)[asked], names[asked])
     pairs = _pairs(frame[asked], missed[asked], scale[asked])
-    half = intervals.of_rows(widths, list(names), ADDED_LEVEL) * growth.at(far_models)
-    totals = _totals(given, frame, wanted - missed_models, wanted, half)
+    half = intervals.of_rows(widths, list(names), ADDED_LEVEL)
+    halves = [half * growth.at(each) for each in far_models]
+    totals = held_out.totals(frame, TARGETS[target][0], models, missed_models, halves)
     made = Predictor(
         target, unit, fitted.core, smooth, share, widths, growth, pairs, totals, {}, cards, described(frame)
     )
@@ -297,27 +307,6 @@ def _fitted(frame: pd.DataFrame, target: str, given: Features, cards: Given, uni
 def _both(share: float, trees: Floats, smooth: Floats) -> Floats:
     """Return what an estimate by both misses, by what each of them does."""
     return np.where(np.isnan(smooth), trees, (1 - share) * trees + share * smooth)
-
-
-def _totals(
-    given: Features, frame: pd.DataFrame, predicted: Floats, wanted: Floats, half: Floats
-) -> dict[str, float | None]:
-    """Return shares of the added-up half width for sums over passes, from predictions of models that were held out.
-
-    Args:
-        predicted, wanted: the logarithms over the roofline; NaN where no prediction is.
-        half: of each row's interval in the logarithm, half the width.
-    """
-    keys = passes(frame)
-    middle = given.roofline_ms * np.exp(predicted)
-    columns = {"truth": given.roofline_ms * np.exp(wanted), "middle": middle, "wide": middle * np.exp(half)}
-    known = (keys != "") & np.isfinite(predicted)
-    table = pd.DataFrame({**columns, "model": frame["model"].to_numpy(dtype=object), "pass": keys})[known]
-    found = table.groupby("pass").agg({"truth": "sum", "middle": "sum", "wide": "sum", "model": "first"})
-    if found["model"].nunique() < FEWEST_MODELS:
-        return {}
-    missed = np.abs(np.log(found["truth"] / found["middle"])) / np.log(found["wide"] / found["middle"])
-    return intervals.shares(missed.to_numpy(float), found["model"].to_numpy(dtype=object))
 
 
 def described(frame: pd.DataFrame) -> dict[str, Any]:

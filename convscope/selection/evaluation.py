@@ -156,7 +156,8 @@ def _of_split(
     wanted = wanted.drop_duplicates(["work", "algorithm"]).reset_index(drop=True)
     if wanted.empty:
         return _taken(PREDICTED_LEAST, {}, truth).assign(split=split.name)
-    made = predictor.fit(kept[split.learned & pinnable].reset_index(drop=True), rule.objective, asked.cards)
+    learned = kept[split.learned & pinnable].reset_index(drop=True)
+    made = predictor.fit(learned, rule.objective, asked.cards, calls=asked.calls)
     candidates: dict[str, list[Candidate]] = {}
     values = predictions(made, wanted, asked.level)
     for work, name, value in zip(wanted["work"], wanted["algorithm"], values, strict=True):

@@ -220,7 +220,7 @@ def test_what_is_of_no_kind_of_network_is_learned_and_intervals_are_of_the_other
     assert counts[0] == (~is_drawn).sum() < len(frame)
     assert made.learned["samples"] == len(frame)
     assert made.widths[""]["90"] is not None
-    assert [division[0][is_drawn].any() for division in held_out.by(frame, "family")] == [False] * 3
+    assert [division.own[is_drawn].any() for division in held_out.by(frame, "family")] == [False] * 3
 
 
 @pytest.mark.parametrize("unit", ["rows", "family", "size", "gpu"])

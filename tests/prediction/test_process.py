@@ -42,7 +42,7 @@ def test_what_is_missed_of_rows_left_out_is_what_a_fit_without_them_misses(most:
     twice, of_both = pd.concat([frame, frame], ignore_index=True), np.append(wanted, smooth(frame) + 0.2 * ~is_gemm)
     out = np.arange(len(twice)) >= len(frame)
     judged = out & (np.arange(len(twice)) % 3 == 0)
-    rests = process.fit(features(twice, {}), twice, of_both, {}, [[(judged, out)]]).rests[0]
+    rests = process.fit(features(twice, {}), twice, of_both, {}, [(judged, out)]).rests[0]
     expected = of_both - alone.predict(features(twice, {}), twice)
     assert np.isfinite(rests).tolist() == judged.tolist()
     np.testing.assert_allclose(rests[judged], expected[judged], atol=1e-6)
@@ -99,7 +99,7 @@ def test_distances_are_those_to_the_nearest_that_is_not_left_out_by_the_same_eng
     frame = samples(60)
     given, wanted = features(frame, {}), smooth(frame)
     out = np.arange(len(frame)) < 20
-    fitted = process.fit(given, frame, wanted, {}, [[(out, out)]])
+    fitted = process.fit(given, frame, wanted, {}, [(out, out)])
     alone = process.fit(given.rows(~out), frame[~out].reset_index(drop=True), wanted[~out], {}).process
     assert np.isinf(fitted.far[0][~out]).all()
     assert (fitted.far[0][out] > 0).all()
@@ -131,7 +131,7 @@ def test_an_engine_with_enough_samples_is_a_process_of_its_own_and_others_share_
 
 def test_a_group_with_too_few_samples_has_no_process():
     frame = samples(process.FEWEST // 2 - 1)
-    fitted = process.fit(features(frame, {}), frame, smooth(frame), {}, [[(np.ones(len(frame), bool),) * 2]])
+    fitted = process.fit(features(frame, {}), frame, smooth(frame), {}, [(np.ones(len(frame), bool),) * 2])
     assert np.isnan(fitted.rests[0]).all()
     assert np.isinf(fitted.far[0]).all()
     assert np.isnan(fitted.process.predict(features(frame, {}), frame)).all()

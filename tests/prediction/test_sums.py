@@ -141,7 +141,7 @@ def test_a_sum_of_a_model_is_over_every_call_of_a_pass_that_was_measured_whole()
     again = frame[first & (frame["layer"] == "layer 3")].assign(run="again")
     again["mean_ms"] += 1.0
     lacking = frame[(frame["model"] != "model 0 1") | (frame["layer"] != "layer 5")]
-    found = evaluation.of_models(pd.concat([lacking, again], ignore_index=True), known, "time")
+    found = held_out.of_models(pd.concat([lacking, again], ignore_index=True), known, "mean_ms")
     sums = found.groupby("model")["mean_ms"].agg(["sum", "size"])
     assert [*sums.index] == ["model 0 0", "model 0 2"], "a layer of the other has no sample"
     assert [*sums["size"]] == [LAYERS + 1] * 2
@@ -154,9 +154,37 @@ def test_a_sum_of_a_model_is_over_every_call_of_a_pass_that_was_measured_whole()
 def test_a_shape_that_samples_name_after_another_model_counts():
     frame = of_models(2, APART)
     shared = frame[frame["model"] == "model 0 0"].assign(model="model b", family="b")
-    found = evaluation.of_models(frame, [*of_passes(frame), *of_passes(shared)], "time")
+    found = held_out.of_models(frame, [*of_passes(frame), *of_passes(shared)], "mean_ms")
     assert {*found["model"]} == {"model 0 0", "model 0 1", "model b"}
-    assert evaluation.of_models(frame, [], "time").empty
+    assert held_out.of_models(frame, [], "mean_ms").empty
+
+
+def test_the_interval_is_learned_from_whole_passes_where_their_calls_are_known():
+    """Each half of a pass was measured in a run of its own; errors of its layers cancel out less than those of all."""
+    frame = of_models(30, APART)
+    halves = frame.assign(run=[f"run {number % 2}" for number in range(len(frame))])
+    by_halves, by_all, alone = (
+        predictor.fit(each, "time", {}, calls=known).totals["90"]
+        for each, known in ((halves, []), (halves, of_passes(frame, twice="")), (frame, []))
+    )
+    assert by_all == pytest.approx(alone)
+    assert by_all is not None
+    assert by_halves is not None
+    assert by_all < 0.85 * by_halves
+
+
+def test_a_shape_that_another_kind_has_too_is_held_out_with_both():
+    frame = of_models(12, APART)
+    frame = frame.assign(family=[f"kind {int(name.split()[-1]) % 3}" for name in frame["model"]])
+    shared = frame[frame["model"] == "model 0 0"].assign(model="model b", family="kind 1")
+    own = (frame["model"] == "model 0 0").to_numpy()
+    found = held_out.by(frame, "family", [*of_passes(frame), *of_passes(shared)])
+    assert [each.own[own].all() for each in found] == [True, False, False]
+    assert [each.out[own].all() for each in found] == [True, True, False]
+    assert [each.gone[own].all() for each in found] == [True, True, False]
+    assert sum(each.own.astype(int) for each in found).tolist() == [1] * len(frame)
+    assert {call.model for call in found[1].calls} == {"model b", *frame["model"][found[1].own]}
+    assert [each.out[own].any() for each in held_out.by(frame, "family")] == [True, False, False]
 
 
 def test_evaluate_reports_sums_over_whole_models_that_were_held_out():

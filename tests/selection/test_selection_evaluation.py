@@ -123,9 +123,9 @@ def test_a_shape_that_another_kind_of_network_has_too_is_held_back_with_both(mon
     learned: list[set[tuple[object, ...]]] = []
     fit = predictor.fit
 
-    def noted(frame: pd.DataFrame, *rest: object) -> object:
+    def noted(frame: pd.DataFrame, *rest: object, **named: object) -> object:
         learned.append({*frame[[*AT_ANY_BATCH]].itertuples(index=False, name=None)})
-        return fit(frame, *rest)  # type: ignore[arg-type]
+        return fit(frame, *rest, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(predictor, "fit", noted)
     taken, about = evaluation.chosen(some, Question(kind="family", calls=known))

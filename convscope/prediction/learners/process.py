@@ -170,14 +170,14 @@ class Fitted:
 
 def fit(
     given: Features, frame: pd.DataFrame, wanted: Floats, cards: Mapping[str, Mapping[str, float]],
-    divisions: Sequence[Sequence[tuple[Mask, Mask]]] = (),
+    divisions: Sequence[tuple[Mask, Mask]] = (),
 ) -> Fitted:  # fmt: skip
     """Fit a process to samples.
 
     Args:
         wanted: what it is to give for each row.
-        divisions: each of pairs of rows that are judged, and rows that are left out with them. Of a row that is not
-            judged, or of a group with too few, the rest is NaN.
+        divisions: rows that are judged, and rows that are left out with them. Of a row that is not judged, or of a
+            group with too few, the rest is NaN.
     """
     numbers = given.values.drop(columns=list(CATEGORIES))
     center, spread = numbers.mean(), numbers.std(ddof=0)
@@ -195,11 +195,10 @@ def fit(
         means[name] = found.mean
         weights += found.weights.tolist()
         points += chosen.tolist()
-        for division, rest, distances in zip(divisions, rests, far, strict=True):
-            for judged, out in division:
-                found.leave_out(judged, out, rest)
-                asked, left = rows[judged[rows]], chosen[~out[chosen]]
-                distances[asked] = places.rows(asked).distances(places.rows(left))
+        for (judged, out), rest, distances in zip(divisions, rests, far, strict=True):
+            found.leave_out(judged, out, rest)
+            asked, left = rows[judged[rows]], chosen[~out[chosen]]
+            distances[asked] = places.rows(asked).distances(places.rows(left))
     columns = {name: frame[name].iloc[np.array(points, dtype=int)].tolist() for name in POINT}
     if given.times_ms is not None:
         columns[TIMES] = given.times_ms[points].tolist()
