@@ -26,6 +26,7 @@ from convscope.selection.evaluation import Question
 KEY = [*SHAPE, *ARITHMETIC]
 CHOOSERS = ("torch", "torch benchmark", "guess")
 PLACEMENTS = 3
+LEAST = 10  # shapes of which something is said to be the fastest
 EDGES_US = (0, 5, 10, 20, 50, 100, np.inf)
 
 
@@ -89,11 +90,13 @@ def main() -> int:
     known = calls.read(calls.beside(options.folder / "samples.parquet"))
     every = every[(every["status"] != "ok") | every["mean_ms"].notna()]  # without energies alone
     every["setting"] = every["math"].where(every["dtype"] == "float32", every["dtype"])
+    every["of"] = np.where(every["family"].isna(), "drawn", "models")
     once = every[every["run"] == every.groupby(KEY)["run"].transform("min")]  # of shapes measured twice, one run
-    print(once.drop_duplicates(KEY).groupby(["setting", "batch_size"]).size().unstack(), end="\n\n")
+    print(once.drop_duplicates(KEY).groupby(["of", "setting", "batch_size"]).size().unstack(), end="\n\n")
     both = fastest(once)
-    print(gains(both, ["setting"]), gains(both, ["setting", "kind"]), sep="\n\n", end="\n\n")
-    print(both[both["faster"]].groupby(["setting", "what"]).size().sort_values(ascending=False), end="\n\n")
+    print(gains(both, ["of", "setting"]), gains(both, ["of", "setting", "kind"]), sep="\n\n", end="\n\n")
+    by = both[both["faster"]].groupby(["of", "setting", "what"]).size()
+    print(by[by >= LEAST].sort_values(ascending=False), end="\n\n")
     timed = every[(every["status"] == "ok") & (every["placements"] >= PLACEMENTS)]
     half_pct = 100 * timed["mean_ci95_ms"] / timed["mean_ms"]
     print("half the 95 % interval, % of the mean, median, by \u00b5s")
