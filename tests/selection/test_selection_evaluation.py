@@ -17,10 +17,10 @@ from convscope.prediction import predictor
 from convscope.selection import evaluation
 from convscope.selection.evaluation import MEASURED_BEYOND, PREDICTED_BEYOND, PREDICTED_LEAST, SINGLE, Question, Regret
 
-PYTORCH = "always PyTorch"
+PYTORCH, LAYERS = "always PyTorch", 240
 
 
-def rows(count: int = 360, noise: float = 0.005) -> Iterator[SampleRow]:
+def rows(count: int = LAYERS, noise: float = 0.005) -> Iterator[SampleRow]:
     """Yield samples where winograd is the fastest with many channels, by a fifth, and PyTorch's own with few."""
     for each in drawn(count, algorithms=("torch", "gemm", "winograd"), noise=noise):
         assert each.mean_ms is not None
@@ -46,7 +46,7 @@ def found() -> dict[str, Regret]:
 
 def test_every_layer_is_judged_once_by_each_way(found: dict[str, Regret]):
     assert [*found] == [PREDICTED_BEYOND, PREDICTED_LEAST, SINGLE, PYTORCH, MEASURED_BEYOND]
-    assert {each.layers for each in found.values()} == {360}
+    assert {each.layers for each in found.values()} == {LAYERS}
     assert {each.models for each in found.values()} == {9}  # three remainders, each at three batch sizes
 
 
@@ -106,7 +106,7 @@ def test_the_same_samples_in_another_order_have_the_same_regrets(found: dict[str
 def test_a_whole_family_can_be_held_back():
     found = evaluation.regrets(FRAME, Question(kind="family", level=90))
     assert {each.split for each in found} == {"family"}
-    assert {each.layers for each in found} == {360}
+    assert {each.layers for each in found} == {LAYERS}
 
 
 def calls_of(frame: pd.DataFrame, **changes: object) -> list[CallRow]:
@@ -157,7 +157,7 @@ def test_the_sum_of_a_model_is_over_all_its_calls_where_every_one_is_judged(foun
 def test_choices_of_others_are_judged_where_there_are_any(found: dict[str, Regret]):
     searched = FRAME[FRAME["algorithm"] == "winograd"].assign(algorithm="torch benchmark").iloc[::2]
     by = {each.by: each for each in evaluation.regrets(pd.concat([FRAME, searched]), Question(level=90))}
-    assert by["always cudnn.benchmark"].layers == 360
+    assert by["always cudnn.benchmark"].layers == LAYERS
     assert 0 < by["always cudnn.benchmark"].changed_pct <= 50
     assert by[PYTORCH].mean_pct == pytest.approx(found[PYTORCH].mean_pct)
 
@@ -175,5 +175,5 @@ def test_regret_in_energy_is_of_the_layers_that_have_energies():
     layer = FRAME.groupby(["batch_size", "in_channels", "out_channels", "in_height_px"], sort=False).ngroup()
     frame = FRAME.assign(energy_j=(0.07 * FRAME["mean_ms"]).where(layer % 2 == 0))
     found = {each.by: each for each in evaluation.regrets(frame, Question("energy", level=80))}
-    assert found[PYTORCH].layers == 180
+    assert found[PYTORCH].layers == LAYERS // 2
     assert found[PREDICTED_LEAST].mean_pct < 0.3 * found[PYTORCH].mean_pct
