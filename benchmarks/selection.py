@@ -98,7 +98,7 @@ def predictors_of(
 
 def fitted(frame: pd.DataFrame, rows: npt.NDArray[np.bool_]) -> Predictor:
     """Return a predictor of times that learned from these rows."""
-    made: Predictor = predictor.fit(frame[rows], "time", {})
+    made: Predictor = predictor.fit(frame[rows].reset_index(drop=True), "time", {})
     return made
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import multiprocessing
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -24,6 +22,7 @@ from convscope.dataset.calls import CallRow
 from convscope.dataset.splits import Split
 from convscope.prediction import held_out, predictor
 from convscope.prediction.evaluation import LEVEL
+from convscope.prediction.processes import starmap
 
 PARTS = ("kind", "algorithm", "arithmetic", "batch_size", "gpu_name")
 LEAST = 8  # sums of a part that is shown
@@ -70,8 +69,8 @@ def main() -> int:
     asked = options.parse_args()
     frame, known = read(asked.folder)
     divided = [*splits.splits(frame, "family", known)]
-    with ProcessPoolExecutor(asked.processes, multiprocessing.get_context("spawn")) as pool:
-        found = pd.concat([*pool.map(functools.partial(missed, frame, known), divided)])
+    work = [(each,) for each in divided]
+    found = pd.concat([*starmap(functools.partial(missed, frame, known), work, asked.processes)])
     for part in PARTS:
         print(table(found, part).to_string(), end="\n\n")
     return 0

@@ -4,9 +4,9 @@
 learned, on any card and by any algorithm. `family`: kinds of network. `size`: the smallest fifth by work, and the
 largest. `gpu`: cards; their shapes are learned on the others. A shape that is held back by layer, family or size is
 learned nowhere. A sample names one of the models that have its shape: where the calls of whole models are given, a
-split by family holds back all shapes that models of the kind have. Samples of no kind of network are held back with
-those of their shape alone. A split is a function of what samples and calls say, not of their order: the same rows are
-held back from a file in another order.
+split by family holds back all shapes that models of the kind have. Samples of no kind of network are learned, but for
+those whose shape is held back. A split is a function of what samples and calls say, not of their order: the same rows
+are held back from a file in another order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from convscope.errors import InputError
 
 PARTS = 5
 NO_FAMILY = ""
-"""Label of shapes that no network has: they are held back only where one of a network is the same."""
+"""Label of samples that name no network: none of them is held back for its own sake."""
 Labels = npt.NDArray[np.object_]
 
 
@@ -99,8 +99,8 @@ def splits(frame: pd.DataFrame, kind: str, calls: Sequence[CallRow] = ()) -> Ite
         yield _split(frame, kind, f"{kind} {name}", held_back)
 
 
-def in_folds(frame: pd.DataFrame, kind: str, calls: Sequence[CallRow] = ()) -> Iterator[Split]:
-    """Yield splits of a kind that hold back every row in turn: as `splits` by family, else one a fold.
+def each_in_turn(frame: pd.DataFrame, kind: str, calls: Sequence[CallRow] = ()) -> Iterator[Split]:
+    """Yield splits of a kind that hold back all labels in turn: as `splits` by family, else one a fold.
 
     Raises:
         InputError: as of `splits`.

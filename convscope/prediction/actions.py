@@ -54,7 +54,7 @@ def fit(options: argparse.Namespace) -> int:
     apart_from_inputs(options.output, *options.samples)
     kept, given = predictor.usable(samples.read(options.samples), options.target), cards.parsed(options.card)
     if options.target == workspace.TARGET:
-        return _fit_workspace(options, workspace.fit(kept, given, options.unit), kept)
+        return _fit_workspace(options, workspace.fit(kept, given, options.unit, _calls(options)), kept)
     made = predictor.fit(kept, options.target, given, options.unit, _calls(options))
     own = kept[predictor.has(kept, made.target)]
     document.write(options.output, made, own)

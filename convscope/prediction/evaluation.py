@@ -115,7 +115,7 @@ def workspace_scores(
     given = features(kept, cards)
     for split in splits.splits(kept, kind, calls):
         learned, held_back = (kept[rows].reset_index(drop=True) for rows in (split.learned, split.held_back))
-        found = workspace.fit(learned, cards, _unit(learned, kind)).predict(held_back, LEVEL)
+        found = workspace.fit(learned, cards, _unit(learned, kind), calls).predict(held_back, LEVEL)
         names = held_back["algorithm"].to_numpy(dtype=object)
         truth = held_back[workspace.COLUMN].to_numpy(float)
         for group, here in _groups(names):
@@ -241,7 +241,8 @@ def _of_sums(made: Predictor, held_back: pd.DataFrame, name: str, what: str) -> 
 
 def _unit(learned: pd.DataFrame, kind: str) -> str:
     """Return what intervals are to hold for: what the split holds back, or a layer where only one of it was learned."""
-    return kind if len({*splits.labels(learned, kind)} - {splits.NO_FAMILY}) > 1 else "layer"
+    several = learned["family"].nunique() if kind == "family" else len({*splits.labels(learned, kind)})
+    return kind if several > 1 else "layer"
 
 
 def choose(made: Predictor, frame: pd.DataFrame, count: int, seed: int = 0) -> npt.NDArray[np.intp]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -84,42 +85,51 @@ def by_model(frame: pd.DataFrame, calls: Sequence[CallRow] = ()) -> Divisions:
     has = (frame["model"].notna() if calls else passes(frame) != "") & frame["model"].notna().to_numpy()
     if frame["model"][has].nunique() < FEWEST_MODELS:
         return []
-    found = []
-    for division in _divided(frame, np.where(has, frame["model"], ""), "family", calls, lambda call: call.model):
-        may = ~division.gone
-        if may.sum() < FEWEST or len({splits.part(shape) for shape in splits.labels(frame[may], "layer")}) < 2:
-            return []
-        found.append(division)
-    return found
+    labels = np.where(has, frame["model"], splits.NO_FAMILY)
+    found = [*_divided(frame, labels, "family", calls, lambda call: call.model)]
+    return found if all(_leaves_enough(frame, each) for each in found) else []
+
+
+def _leaves_enough(frame: pd.DataFrame, division: Division) -> bool:
+    """Tell whether an estimate can be fitted to what is left."""
+    may = ~division.gone
+    return may.sum() >= FEWEST and len({splits.part(shape) for shape in splits.labels(frame[may], "layer")}) > 1
 
 
 def by(frame: pd.DataFrame, unit: str, calls: Sequence[CallRow] = ()) -> Divisions:
     """Return divisions that hold out parts of the labels of a kind one after another, and what goes with them.
 
     Args:
-        calls: of whole models: with them all shapes of a kind of network are held out.
+        calls: of whole models: with them all shapes of a kind of network are held out, where enough is left beside
+            each. Of another card all models are.
 
     Raises:
         InputError: there is only one label.
     """
-    known = calls if unit == "family" else ()
-    found = [*_divided(frame, splits.labels(frame, unit), unit, known, lambda call: call.family)]
+    labels, known = splits.labels(frame, unit), calls if unit == "family" else ()
+    found = [*_divided(frame, labels, unit, known, lambda call: call.family)]
+    if known and not all(_leaves_enough(frame, each) for each in found):
+        found = [*_divided(frame, labels, unit)]
+    if unit == "gpu":
+        found = [dataclasses.replace(each, calls=calls) for each in found]
     if len(found) < 2:
         raise InputError(f"intervals for another {unit} need samples of at least two")
     return found
 
 
 def _divided(
-    frame: pd.DataFrame, labels: splits.Labels, unit: str, calls: Sequence[CallRow], label_of: Callable[[CallRow], str]
-) -> Iterator[Division]:
-    """Yield divisions by the folds of labels, of which "" is none."""
+    frame: pd.DataFrame, labels: splits.Labels, unit: str, calls: Sequence[CallRow] = (),
+    label_of: Callable[[CallRow], str] = str,
+) -> Iterator[Division]:  # fmt: skip
+    """Yield divisions by the folds of labels, of which "" is none; `label_of` says which one a call is of."""
     shapes = pd.Series(splits.joined(frame, AT_ANY_BATCH)) if calls else None
     is_one = labels != splits.NO_FAMILY
     number_of = np.full(len(labels), -1)
     number_of[is_one] = splits.folds(labels[is_one])
     for number in np.unique(number_of[is_one]):
         own = number_of == number
-        out, theirs = own, [call for call in calls if label_of(call) in {*labels[own]}]
+        names = {*labels[own]}
+        out, theirs = own, [call for call in calls if label_of(call) in names]
         if shapes is not None and theirs:
             out = own | shapes.isin(splits.joined(calls_frame(theirs), AT_ANY_BATCH)).to_numpy()
         yield Division(own, out, ~splits.beside(frame, unit, out), theirs)
@@ -171,16 +181,16 @@ def totals(
     """
     if not divisions:
         return {}
-    tables = []
+    own, whole = [], []
     for division, rests, half in zip(divisions, missed, halves, strict=True):
         middle = frame[value] * np.exp(-rests)
-        known = frame.assign(middle=middle, wide=middle * np.exp(half))[division.out & np.isfinite(rests)]
-        tables.append((division, known))
-    whole = [of_models(known, division.calls, value) for division, known in tables if division.calls]
+        rows, known = frame.assign(middle=middle, wide=middle * np.exp(half)), np.isfinite(rests)
+        own.append(rows[division.own & known])
+        whole += [of_models(rows[division.out & known], division.calls, value)] if division.calls else []
     table = pd.concat(whole) if whole else pd.DataFrame(columns=["model"])
     if table["model"].nunique() < FEWEST_MODELS:
-        own = pd.concat([known[division.own[known.index]] for division, known in tables])
-        table = own.assign(key=passes(own))
+        table = pd.concat(own)
+        table = table.assign(key=passes(table))
         table = table[table["key"] != ""]
     found = table.groupby("key").agg({value: "sum", "middle": "sum", "wide": "sum", "model": "first"})
     if found["model"].nunique() < FEWEST_MODELS:

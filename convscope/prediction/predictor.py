@@ -232,7 +232,8 @@ def fit(
 
     Args:
         unit: what its intervals are to hold for that was not learned: other rows, layers, families, sizes, cards.
-        calls: of whole models, which its intervals of sums are learned from, and of a kind of network.
+        calls: of whole models: intervals of sums are learned from their passes (but for "size"), and those for
+            another kind of network from kinds that are held out with all shapes of their models.
 
     Raises:
         InputError: there are too few, or they do not say what is held out.
@@ -301,7 +302,8 @@ def _fitted(
     made = Predictor(
         target, unit, fitted.core, smooth, share, widths, growth, pairs, totals, {}, cards, described(frame)
     )
-    return made, given.roofline_ms * np.exp(wanted - missed)
+    of_all = np.where(np.isnan(missed), fitted.rests, missed)  # what is in no part is of no kind of network
+    return made, given.roofline_ms * np.exp(wanted - of_all)
 
 
 def _both(share: float, trees: Floats, smooth: Floats) -> Floats:

@@ -34,7 +34,7 @@ def starmap(each: Callable[..., Found], work: Sequence[tuple[Any, ...]], process
     try:
         yield from pool.map(each, *zip(*work, strict=True))
     except BrokenProcessPool:
-        raise InputError("evaluate: a process was ended, for want of memory perhaps: fewer --processes") from None
+        raise InputError("a process was ended, for want of memory perhaps: fewer --processes") from None
     except BaseException:  # Ctrl-C is not to wait for a split, which takes minutes
         for process in {*multiprocessing.active_children()} - others:
             process.kill()

@@ -23,11 +23,12 @@ from convscope.cli import programs
 from convscope.cli.display import several
 from convscope.cli.options import LEVELS
 from convscope.cudnn.shape import ELEMENT_BYTES
-from convscope.dataset import splits
+from convscope.dataset.calls import CallRow
+from convscope.dataset.splits import Labels
 from convscope.errors import InputError
 from convscope.prediction import intervals, predictor
 from convscope.prediction.features import Features, Floats, features
-from convscope.prediction.held_out import FEWEST, is_asked
+from convscope.prediction.held_out import FEWEST, by, is_asked
 from convscope.prediction.learners import booster, core
 from convscope.prediction.learners.booster import Booster
 from convscope.prediction.predictor import Given, Prediction
@@ -135,11 +136,12 @@ class WorkspacePredictor:
         return low, np.inf if above is None else np.ceil(middle * np.exp(above))
 
 
-def fit(frame: pd.DataFrame, cards: Given, unit: str = "layer") -> WorkspacePredictor:
+def fit(frame: pd.DataFrame, cards: Given, unit: str = "layer", calls: Sequence[CallRow] = ()) -> WorkspacePredictor:
     """Fit a predictor of workspaces to samples (`predictor.usable`).
 
     Args:
         unit: what its intervals are to hold for that was not learned, one of `samples.SPLITS`.
+        calls: of whole models: with them a kind of network is held out with all shapes of its models.
 
     Raises:
         InputError: no sample has a workspace, there are too few, or they do not say what is held out.
@@ -151,13 +153,9 @@ def fit(frame: pd.DataFrame, cards: Given, unit: str = "layer") -> WorkspacePred
         )
     given = features(frame, cards)
     held_out, asked = np.full(len(frame), np.nan), is_asked(frame, unit)
-    number_of = splits.folds(splits.labels(frame, unit))
-    for number in np.unique(number_of):
-        out = number_of == number
-        may = splits.beside(frame, unit, out)
-        if not may.any():
-            raise InputError(f"intervals for another {unit} need samples of at least two")
-        if asked[out].any():
+    for division in by(frame, unit, calls):
+        out, may = division.own & asked, ~division.gone
+        if out.any():
             held_out[out] = estimate(given.rows(may), frame[may]).predict(given.rows(out), frame[out])
     ends = ends_of(held_out, frame[COLUMN].to_numpy(float), frame["algorithm"].to_numpy(dtype=object))
     learned = predictor.described(frame)
@@ -200,7 +198,7 @@ def _trees(
     return Booster.fit(columns, numbers[rows], wanted[rows], **changed) if rows.any() else None
 
 
-def _sums(weights: Mapping[str, Sequence[float]], names: splits.Labels, parts: Floats) -> Floats:
+def _sums(weights: Mapping[str, Sequence[float]], names: Labels, parts: Floats) -> Floats:
     """Return the weighted sum of sizes of each row, 0 for an algorithm without weights."""
     none = (0.0,) * len(SIZES)
     found: Floats = (parts * np.array([weights.get(name, none) for name in names])).sum(axis=1)
@@ -249,7 +247,7 @@ def _weighted(relative: Floats) -> list[Floats]:
     return [found] if found.any() else []
 
 
-def ends_of(held_out: Floats, truth: Floats, names: splits.Labels) -> dict[str, dict[str, Any]]:
+def ends_of(held_out: Floats, truth: Floats, names: Labels) -> dict[str, dict[str, Any]]:
     """Return the ends of intervals, as `WorkspacePredictor` has them.
 
     Args:

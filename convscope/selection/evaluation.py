@@ -125,9 +125,11 @@ def chosen(frame: pd.DataFrame, asked: Question, processes: int = 1) -> tuple[pd
         work: choice.choose([*measured[work].values()], rule).chosen.algorithm for work in judged if work in measured
     }
     each = functools.partial(_of_split, kept, truth, judged, beyond, rule, asked)
-    work = [(split,) for split in splits.in_folds(kept, asked.kind, asked.calls)]
-    taken = pd.concat([*starmap(each, work, processes)], ignore_index=True)
-    return taken, own.drop_duplicates("work").set_index("work")
+    work = [(split,) for split in splits.each_in_turn(kept, asked.kind, asked.calls)]
+    taken = [one for one in starmap(each, work, processes) if one is not None]
+    if not taken:
+        raise InputError(f"split by {asked.kind}: no layer that it holds back can be judged: choose another split")
+    return pd.concat(taken, ignore_index=True), own.drop_duplicates("work").set_index("work")
 
 
 def summed_up(taken: pd.DataFrame, about: pd.DataFrame, asked: Question) -> list[Regret]:
@@ -149,21 +151,21 @@ def _truth(frame: pd.DataFrame, target: str) -> dict[str, dict[str, float]]:
 def _of_split(
     kept: pd.DataFrame, truth: Truth, judged: set[str], beyond: Mapping[str, str], rule: Rule, asked: Question,
     split: Split,
-) -> pd.DataFrame:  # fmt: skip
-    """Return what each way takes of the layers that one split holds back."""
+) -> pd.DataFrame | None:  # fmt: skip
+    """Return what each way takes of the layers that one split holds back; None where none of them is judged."""
     pinnable, own = kept["algorithm"].map(is_pinnable).to_numpy(dtype=bool), predictor.has(kept, rule.objective)
     wanted = kept[split.held_back & own & pinnable & kept["work"].isin(judged).to_numpy()]
     wanted = wanted.drop_duplicates(["work", "algorithm"]).reset_index(drop=True)
     if wanted.empty:
-        return _taken(PREDICTED_LEAST, {}, truth).assign(split=split.name)
-    learned = kept[split.learned & pinnable].reset_index(drop=True)
-    made = predictor.fit(learned, rule.objective, asked.cards, calls=asked.calls)
+        return None
+    made = predictor.fit(kept[split.learned & pinnable].reset_index(drop=True), rule.objective, asked.cards)
     candidates: dict[str, list[Candidate]] = {}
     values = predictions(made, wanted, asked.level)
     for work, name, value in zip(wanted["work"], wanted["algorithm"], values, strict=True):
         candidates.setdefault(work, []).append(Candidate(name, {rule.objective: value}))
     ways = [*_ways(candidates, truth, {*kept["work"][split.learned & own]}, rule)]
-    ways.append(_taken(MEASURED_BEYOND, {work: beyond[work] for work in candidates if work in beyond}, truth))
+    if measured := {work: beyond[work] for work in candidates if work in beyond}:
+        ways.append(_taken(MEASURED_BEYOND, measured, truth))
     return pd.concat(ways, ignore_index=True).assign(split=split.name)
 
 

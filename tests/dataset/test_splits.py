@@ -94,7 +94,7 @@ def test_samples_without_a_family_cannot_be_divided_by_it():
         list(splits.splits(pd.DataFrame(rows, columns=SAMPLES.columns), "family"))
 
 
-def test_a_shape_of_no_family_is_held_back_only_with_a_family_that_has_it():
+def test_samples_of_no_family_are_learned_but_for_shapes_that_are_held_back():
     drawn_too = FRAME.iloc[: len(FRAME) // 2].assign(family=None)
     own = FRAME.iloc[len(FRAME) // 4 :]  # of a quarter of all, the family is known besides
     both = pd.concat([drawn_too, own], ignore_index=True)

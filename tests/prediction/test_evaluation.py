@@ -71,7 +71,7 @@ def test_splits_in_processes_of_their_own_have_the_same_scores(monkeypatch: pyte
 
 def test_a_process_that_is_ended_is_one_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(evaluation, "_of_split", ends)
-    with pytest.raises(InputError, match=r"^evaluate: a process was ended, .*: fewer --processes$"):
+    with pytest.raises(InputError, match=r"^a process was ended, .*: fewer --processes$"):
         list(evaluation.scores(frame(120), "time", ["rows", "layer"], {}, processes=2))
 
 

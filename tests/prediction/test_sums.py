@@ -174,7 +174,7 @@ def test_the_interval_is_learned_from_whole_passes_where_their_calls_are_known()
 
 
 def test_a_shape_that_another_kind_has_too_is_held_out_with_both():
-    frame = of_models(12, APART)
+    frame = of_models(24, APART)
     frame = frame.assign(family=[f"kind {int(name.split()[-1]) % 3}" for name in frame["model"]])
     shared = frame[frame["model"] == "model 0 0"].assign(model="model b", family="kind 1")
     own = (frame["model"] == "model 0 0").to_numpy()

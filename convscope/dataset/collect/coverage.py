@@ -64,7 +64,7 @@ Source = Callable[[], tuple[tuple[Layer, Use], ...]]
 
 @dataclass(frozen=True)
 class Group:
-    """Shapes that are measured together, each with the first call of a model that has it; with `energy`, joules too."""
+    """Shapes that are measured together, each with the first call that has it; with `energy`, joules too."""
 
     stratum: Stratum
     keys: tuple[Key, ...]

@@ -18,16 +18,18 @@ FILTER_ELEMENTS_MOST = 2**24
 PRODUCTS_MOST = 2**31
 """Multiplications for one image; VGG's largest layers have 1.8 thousand million."""
 CHANNELS, SIDES_PX = (8, 2048), (5, 256)
+"""Of convolutions without groups and depthwise ones, and of the higher side of an input."""
+GROUP_CHANNELS, GROUPS = (4, 128), (2, 64)
 IMAGE_CHANNELS = 3
 FIRST_FILTERS, FIRST_SIDES_PX = (16, 256), (64, 256)
 """Of convolutions of the three channels of an image."""
 STEPS = (1, 2, 4, 8, 8, 16, 16, 32, 64)
-"""Numbers that channels are a multiple of, each as likely."""
+"""Numbers that channels are a multiple of; what stands twice is twice as likely."""
 DENSE = {
     (1, 1): 40, (3, 3): 35, (5, 5): 6, (7, 7): 5, (2, 2): 3, (4, 4): 2, (11, 11): 1, (1, 3): 2, (3, 1): 2, (1, 7): 2,
     (7, 1): 2,
 }  # fmt: skip
-"""Kernels of convolutions without groups, and how often each comes, in percent."""
+"""Kernels of convolutions without groups, and in how many of a hundred draws each comes; not all draws are kept."""
 GROUPED = {(3, 3): 70, (1, 1): 15, (5, 5): 15}
 DEPTHWISE = {(3, 3): 45, (5, 5): 25, (7, 7): 25, (9, 9): 5}
 
@@ -75,7 +77,7 @@ def _dense(draw: random.Random) -> tuple[int, int, int, tuple[int, int]]:
 
 
 def _grouped(draw: random.Random) -> tuple[int, int, int, tuple[int, int]]:
-    each, groups = _channels(draw, 4, 128), round(_log_uniform(draw, 2, 64))
+    each, groups = _channels(draw, *GROUP_CHANNELS), round(_log_uniform(draw, *GROUPS))
     more = draw.choice((1, 1, 1, 2))
     return each * groups, more * each * groups, groups, draw.choices([*GROUPED], [*GROUPED.values()])[0]
 

@@ -87,15 +87,7 @@ class Collection:
         Raises:
             InputError: a value is below its least, a model or setting is unknown, or nothing runs it on this device.
         """
-        named = (
-            ("first", 1),
-            ("rounds", 2),
-            ("seed", 0),
-            ("group_shapes", 1),
-            ("energy_every", 0),
-            ("processes", 1),
-            ("drawn", 0),
-        )
+        named = (("first", 1), ("rounds", 2), ("seed", 0), ("group_shapes", 1), ("energy_every", 0), ("processes", 1))
         for name, least in (*named, ("drawn", 0)):
             at_least(f"--{name.replace('_', '-')}", getattr(self, name), least)
         for flag, values in (("--sizes", self.sizes), ("--batch-sizes", self.batch_sizes)):

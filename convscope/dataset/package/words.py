@@ -53,8 +53,9 @@ LIMITATIONS = (
     "fewer placements, so a wider interval. Numbers of engines and plans belong to one version of cuDNN."
 )
 BIASES = (
-    "Shapes are those of popular convolutional networks for images at square sizes; they are no random sample of all "
-    "convolutions. Cards, drivers and library versions are those at hand."
+    "Samples that name a model are of popular convolutional networks for images at square sizes, no random sample of "
+    "all convolutions; those that name none were drawn by chance over the range of such networks. Cards, drivers and "
+    "library versions are those at hand."
 )
 USES = (
     "Meant for models of time, energy and workspace of convolutions, for choosing algorithms, and for comparing such "
