@@ -223,6 +223,15 @@ def test_what_is_of_no_kind_of_network_is_learned_and_intervals_are_of_the_other
     assert [division.own[is_drawn].any() for division in held_out.by(frame, "family")] == [False] * 3
 
 
+def test_energies_of_no_kind_of_network_are_learned_too():
+    frame = with_few_joules(samples(200, *CARDS, noise=0.05, algorithms=("gemm",)))
+    joules = frame["energy_j"].notna()
+    frame = frame.assign(family=frame["family"].mask(frame["in_channels"] == 64, None))
+    made = predictor.fit(predictor.usable(frame, "energy"), "energy", {}, "family")
+    assert frame["family"][joules].isna().any()
+    assert made.learned["samples"] == joules.sum()
+
+
 @pytest.mark.parametrize("unit", ["rows", "family", "size", "gpu"])
 def test_intervals_can_be_of_other_ways_to_hold_back(unit: str):
     frame = samples(120, *CARDS, noise=0.05, algorithms=("gemm",))

@@ -173,6 +173,12 @@ def test_the_interval_is_learned_from_whole_passes_where_their_calls_are_known()
     assert by_all < 0.85 * by_halves
 
 
+def test_rows_may_be_numbered_with_gaps():
+    frame = of_models(30, APART)
+    gaps = frame.set_index(pd.Index(range(0, 3 * len(frame), 3)))
+    assert predictor.fit(gaps, "time", {}).totals == learned(APART).totals
+
+
 def test_a_shape_that_another_kind_has_too_is_held_out_with_both():
     frame = of_models(24, APART)
     frame = frame.assign(family=[f"kind {int(name.split()[-1]) % 3}" for name in frame["model"]])

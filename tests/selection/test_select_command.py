@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,12 +19,15 @@ import run_profile
 from convscope import __main__ as program
 from convscope.convolution import models
 from convscope.convolution.layer import Layer
-from convscope.dataset import samples
+from convscope.dataset import calls, samples
+from convscope.dataset.collect import traced
 from convscope.dataset.samples import SHAPE, SampleRow
 from convscope.pinning import document
 from convscope.pinning.document import Pins
 from convscope.prediction import document as predictors
 from convscope.prediction import predictor, workspace
+from convscope.selection import evaluation
+from convscope.selection.evaluation import Question, Regret
 from convscope.storage.environment import processor_name
 
 Capture = pytest.CaptureFixture[str]
@@ -181,6 +185,27 @@ def test_a_document_for_a_cpu_is_applied_by_run_profile(tmp_path: Path, capsys: 
     capsys.readouterr()
     assert run_profile.main([*arguments, "--overwrite", "--algorithm-file", plans]) == 2
     assert f"gpu_name Another CPU, here {here}" in capsys.readouterr().err
+
+
+def test_evaluate_reads_the_calls_beside_the_samples_or_those_that_are_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    given: list[tuple[int, int]] = []
+
+    def regrets(frame: pd.DataFrame, asked: Question, processes: int) -> list[Regret]:
+        given.append((len(asked.calls), processes))
+        return []
+
+    monkeypatch.setattr(evaluation, "regrets", regrets)
+    shutil.copy(folder / "drawn.csv", tmp_path / "samples.csv")
+    command = ["select", "evaluate", str(tmp_path / "samples.csv"), "--json"]
+    assert program.main(command) == 0
+    calls.write(tmp_path / "calls.csv", traced.calls([("alexnet", 64)]))
+    assert program.main([*command, "--processes", "2"]) == 0
+    calls.write(tmp_path / "other.csv", traced.calls([("alexnet", 64), ("alexnet", 96)]))
+    assert program.main([*command, "--calls", str(tmp_path / "other.csv")]) == 0
+    assert given == [(0, 1), (5, 2), (10, 1)]
+    assert program.main([*command, "--processes", "0"]) == 2
 
 
 def test_evaluate_prints_the_regret_of_each_way(folder: Path, capsys: Capture):
