@@ -89,7 +89,8 @@ def splits(frame: pd.DataFrame, kind: str, calls: Sequence[CallRow] = ()) -> Ite
         return
     names = sorted({*found} - {NO_FAMILY})
     if len(names) < 2:
-        raise InputError(f"split by {kind}: all samples are of {names[0]}: at least two are needed")
+        whose = "all samples" if len({*found}) == 1 else f"all samples that name a {kind}"
+        raise InputError(f"split by {kind}: {whose} are of {names[0]}: at least two are needed")
     shared = _shapes_by_family(calls) if kind == "family" else {}
     shapes = pd.Series(joined(frame, AT_ANY_BATCH)) if shared else None
     for name in in_turn(names, kind):

@@ -80,14 +80,17 @@ def by_model(frame: pd.DataFrame, calls: Sequence[CallRow] = ()) -> Divisions:
     """Return divisions that hold out whole models; none where models are too few, or too little is left beside some.
 
     Args:
-        calls: of whole models: with them all shapes of a model are held out, whichever one their samples name.
+        calls: of whole models: with them all shapes of a model are held out, whichever one their samples name, where
+            enough is left beside each.
     """
     has = (frame["model"].notna() if calls else passes(frame) != "") & frame["model"].notna().to_numpy()
     if frame["model"][has].nunique() < FEWEST_MODELS:
         return []
     labels = np.where(has, frame["model"], splits.NO_FAMILY)
     found = [*_divided(frame, labels, "family", calls, lambda call: call.model)]
-    return found if all(_leaves_enough(frame, each) for each in found) else []
+    if all(_leaves_enough(frame, each) for each in found):
+        return found
+    return by_model(frame) if calls else []
 
 
 def _leaves_enough(frame: pd.DataFrame, division: Division) -> bool:
@@ -112,7 +115,7 @@ def by(frame: pd.DataFrame, unit: str, calls: Sequence[CallRow] = ()) -> Divisio
         found = [*_divided(frame, labels, unit)]
     if unit == "gpu":
         found = [dataclasses.replace(each, calls=calls) for each in found]
-    if len(found) < 2:
+    if len(found) < 2 or any(each.gone.all() for each in found):
         raise InputError(f"intervals for another {unit} need samples of at least two")
     return found
 
@@ -171,8 +174,8 @@ def totals(
 ) -> dict[str, float | None]:
     """Return by level shares of the added-up half width of layers, for sums over models that were held out.
 
-    They are learned from whole passes, where all calls of enough models are known, else from what was measured of a
-    pass together. Without enough models there is none.
+    They are learned from whole passes, where all calls of models are known, and for levels that these models are too
+    few for from what was measured of a pass together. Without enough models there is none.
 
     Args:
         value: the column that is added up.
@@ -187,12 +190,16 @@ def totals(
         rows, known = frame.assign(middle=middle, wide=middle * np.exp(half)), np.isfinite(rests)
         own.append(rows[division.own & known])
         whole += [of_models(rows[division.out & known], division.calls, value)] if division.calls else []
-    table = pd.concat(whole) if whole else pd.DataFrame(columns=["model"])
-    if table["model"].nunique() < FEWEST_MODELS:
-        table = pd.concat(own)
-        table = table.assign(key=passes(table))
-        table = table[table["key"] != ""]
-    found = table.groupby("key").agg({value: "sum", "middle": "sum", "wide": "sum", "model": "first"})
+    together = pd.concat(own)
+    by_parts = _shares(together.assign(key=passes(together)), value)
+    by_whole = _shares(pd.concat(whole), value) if whole else {}
+    return {**by_parts, **{level: share for level, share in by_whole.items() if share is not None}}
+
+
+def _shares(rows: pd.DataFrame, value: str) -> dict[str, float | None]:
+    """Return by level the share that sums over the rows of each `key` but "" miss; nothing for too few models."""
+    kept = rows[rows["key"] != ""]
+    found = kept.groupby("key").agg({value: "sum", "middle": "sum", "wide": "sum", "model": "first"})
     if found["model"].nunique() < FEWEST_MODELS:
         return {}
     sizes = np.abs(np.log(found[value] / found["middle"])) / np.log(found["wide"] / found["middle"])

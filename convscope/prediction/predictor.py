@@ -233,7 +233,8 @@ def fit(
     Args:
         unit: what its intervals are to hold for that was not learned: other rows, layers, families, sizes, cards.
         calls: of whole models: intervals of sums are learned from their passes (but for "size"), and those for
-            another kind of network from kinds that are held out with all shapes of their models.
+            another kind of network from kinds that are held out with all shapes of their models, where enough is
+            left beside each.
 
     Raises:
         InputError: there are too few, or they do not say what is held out.
@@ -270,7 +271,7 @@ def _of_repeats(frame: pd.DataFrame, timed: pd.DataFrame, times_ms: Floats) -> F
 def _fitted(
     frame: pd.DataFrame, target: str, given: Features, cards: Given, unit: str, calls: Sequence[CallRow]
 ) -> tuple[Predictor, Floats]:
-    """Return a predictor, and what one that had not learned it would predict for each sample, NaN for none."""
+    """Return a predictor, and what one that had not learned it, or its shape, would predict for each sample."""
     wanted, is_new_card = logarithms(frame, target, given), unit == "gpu"
     fitted = core.fit(given, frame, wanted, not is_new_card)
     parts = held_out.by(frame, unit, calls)

@@ -141,7 +141,8 @@ def fit(frame: pd.DataFrame, cards: Given, unit: str = "layer", calls: Sequence[
 
     Args:
         unit: what its intervals are to hold for that was not learned, one of `samples.SPLITS`.
-        calls: of whole models: with them a kind of network is held out with all shapes of its models.
+        calls: of whole models: with them a kind of network is held out with all shapes of its models, where enough is
+            left beside each.
 
     Raises:
         InputError: no sample has a workspace, there are too few, or they do not say what is held out.

@@ -49,7 +49,7 @@ class Regret:
 
     Attributes:
         by: the way: a constant of this module.
-        layers: number of layers (shapes in one arithmetic) that are judged.
+        layers: number of layers (shapes in one arithmetic) that are judged, each with every split that holds it back.
         changed_pct: layers that are not left to PyTorch.
         mean_pct: mean over layers of chosen / best - 1; `mean_low_pct` and `mean_high_pct` are its 95 % interval.
         models: number of models in one size, batch and arithmetic.

@@ -36,8 +36,8 @@ GROUP = Group(Stratum("tf32", 1), (KEY,), (Use("alexnet", 64, "features.0", 0, K
 def test_what_ran_is_what_the_kernels_show(tmp_path: Path, cells: dict[str, object], ran: str):
     plan = fill(
         PlanRow, **{field.name: None for field in dataclasses.fields(PlanRow)}
-        | {"layer": "s0", "candidate": "gemm", "provider": "cudnn", "outcome": "ok", "kernel_size": "3x3", "rounds": 2}
-        | cells
+        | {"layer": "s0", "candidate": "gemm", "provider": "cudnn", "outcome": "ok", "kernel_size": "3x3"}
+        | {"rounds": 2, "mean_ms": 1.0} | cells
     )  # fmt: skip
     (sample,) = GroupFolder(tmp_path, GROUP)._samples([plan], {})
     assert sample.ran_algorithm == ran
@@ -76,7 +76,7 @@ def test_a_group_that_a_version_without_eviction_began_is_measured_anew(
 def test_a_sample_says_whether_the_cache_was_evicted_before_its_time_was_taken(
     tmp_path: Path, request_: dict[str, object], method: str
 ):
-    cells = {"layer": "s0", "candidate": "torch", "outcome": "ok", "kernel_size": "3x3", "rounds": 2}
+    cells = {"layer": "s0", "candidate": "torch", "outcome": "ok", "kernel_size": "3x3", "rounds": 2, "mean_ms": 1.0}
     plan = fill(PlanRow, **{field.name: None for field in dataclasses.fields(PlanRow)} | cells)
     (sample,) = GroupFolder(tmp_path, GROUP)._samples([plan], {"verification": request_})
     assert sample.timing_method == method

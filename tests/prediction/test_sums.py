@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from convscope.dataset import calls, splits
 from convscope.dataset import samples as files
 from convscope.dataset.calls import AT_ANY_BATCH, CallRow
 from convscope.dataset.samples import SAMPLES, SampleRow
+from convscope.errors import InputError
 from convscope.prediction import document, evaluation, held_out, predictor
 from convscope.prediction.predictor import Predictor
 
 LAYERS = 12
 APART, ALIKE = (0.0, 0.25), (0.25, 0.0)
+CARDS = {"Tesla T4": 1.0, "Tesla P4": 1.5}
 
 
 def of_models(count: int, spread: tuple[float, float], seed: int = 0) -> pd.DataFrame:
@@ -171,6 +174,40 @@ def test_the_interval_is_learned_from_whole_passes_where_their_calls_are_known()
     assert by_all is not None
     assert by_halves is not None
     assert by_all < 0.85 * by_halves
+
+
+def test_levels_that_whole_passes_are_too_few_for_are_learned_from_what_was_measured_together():
+    frame = of_models(30, APART)
+    few = [each for each in of_passes(frame, twice="") if int(each.model.split()[-1]) < 5]
+    alone, both = (predictor.fit(frame, "time", {}, calls=known).totals for known in ([], few))
+    assert both["80"] is not None
+    assert both["80"] != alone["80"]
+    assert both["90"] == alone["90"]
+
+
+def test_where_all_kinds_have_all_shapes_those_that_name_them_are_held_out():
+    frame = of_models(30, APART).assign(family=[f"kind {number % 3}" for number in range(30 * LAYERS)])
+    known = of_passes(frame, twice="")
+    every = [dataclasses.replace(call, model="all", family=f"kind {kind}") for call in known for kind in range(3)]
+    for found in (held_out.by(frame, "family", every), held_out.by_model(frame, [*known, *every])):
+        assert all((each.out == each.own).all() for each in found[:3])
+    shared = pd.concat([frame.assign(family=f"kind {kind}") for kind in range(2)], ignore_index=True)
+    with pytest.raises(InputError, match="intervals for another family need samples of at least two"):
+        held_out.by(shared, "family")
+
+
+@pytest.mark.parametrize("unit", ["family", "gpu"])
+def test_intervals_of_sums_over_other_kinds_and_cards_are_of_whole_passes(unit: str):
+    frame = of_models(30, APART)
+    frame = frame.assign(family=[f"kind {int(name.split()[-1]) % 3}" for name in frame["model"]])
+    known = of_passes(frame, twice="")
+    cards = [frame.assign(gpu_name=name, mean_ms=factor * frame["mean_ms"]) for name, factor in CARDS.items()]
+    both = predictor.usable(pd.concat(cards if unit == "gpu" else [frame], ignore_index=True), "time")
+    halves = both.assign(run=[f"run {number % 2}" for number in range(len(both))])
+    by_halves, by_all = (predictor.fit(halves, "time", {}, unit, calls).totals["80"] for calls in ([], known))
+    assert by_all is not None
+    assert by_halves is not None
+    assert by_all != by_halves
 
 
 def test_rows_may_be_numbered_with_gaps():

@@ -139,7 +139,7 @@ def test_a_shape_that_another_kind_of_network_has_too_is_held_back_with_both(mon
     assert len(least) == some["layer"].nunique() + (again["family"] == "vgg").sum()
 
 
-def test_the_sum_of_a_model_is_over_all_its_calls_where_every_one_is_judged(found: dict[str, Regret]):
+def test_the_sum_of_a_model_is_over_all_its_calls_where_every_one_is_judged():
     some = FRAME[FRAME["batch_size"] == 1].assign(model="one")
     known = calls_of(some)
     twice = [*known, dataclasses.replace(known[0], position=len(known))]
@@ -169,6 +169,21 @@ def test_samples_without_pytorchs_own_choice_cannot_be_judged():
         evaluation.regrets(FRAME, Question("energy", level=90))
     with pytest.raises(InputError, match="split by family: all samples are of vgg: at least two are needed"):
         evaluation.regrets(FRAME.assign(family="vgg"), Question(kind="family", level=90))
+
+
+def test_layers_of_no_kind_of_network_are_not_judged_by_kind():
+    one = FRAME["family"] == "vgg"
+    unjudged = FRAME[~one | FRAME["algorithm"].isin(["gemm", "winograd"])].assign(
+        family=FRAME["family"].mask(FRAME["family"] == "densenet", None)
+    )
+    with pytest.raises(InputError, match="split by family: all samples that name a family are of vgg: at least two"):
+        evaluation.regrets(unjudged[unjudged["family"] != "resnet"], Question(kind="family", level=90))
+    found = evaluation.regrets(unjudged, Question(kind="family", level=90))
+    resnets = FRAME[FRAME["family"] == "resnet"]["layer"].nunique()
+    assert {each.layers for each in found} >= {resnets}
+    only_drawn = unjudged[(unjudged["family"] != "resnet") | (unjudged["algorithm"] != "torch")]
+    with pytest.raises(InputError, match="split by family: no layer that it holds back can be judged"):
+        evaluation.regrets(only_drawn, Question(kind="family", level=90))
 
 
 def test_regret_in_energy_is_of_the_layers_that_have_energies():

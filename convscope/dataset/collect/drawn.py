@@ -16,9 +16,9 @@ ELEMENTS_LEAST, ELEMENTS_MOST = 2**14, 2**22
 """Elements of one image's input or output, whichever are more; VGG's first layers have 3.2 million."""
 FILTER_ELEMENTS_MOST = 2**24
 PRODUCTS_MOST = 2**31
-"""Multiplications for one image; VGG's largest layers have 1.8 thousand million."""
+"""Multiplications for one image, 2.1 thousand million; VGG's largest layers have 1.8."""
 CHANNELS, SIDES_PX = (8, 2048), (5, 256)
-"""Of convolutions without groups and depthwise ones, and of the higher side of an input."""
+"""Of convolutions without groups and depthwise ones; heights of inputs."""
 GROUP_CHANNELS, GROUPS = (4, 128), (2, 64)
 IMAGE_CHANNELS = 3
 FIRST_FILTERS, FIRST_SIDES_PX = (16, 256), (64, 256)
