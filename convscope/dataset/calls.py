@@ -76,6 +76,11 @@ def read(paths: Iterable[Path]) -> list[CallRow]:
     return [found[key] for key in sorted(found)]
 
 
+def named_or_beside(named: Sequence[Path], files: Iterable[Path]) -> list[CallRow]:
+    """Read the named files of calls, or where none is named those beside files of samples; errors as of `read`."""
+    return read(named or [path for each in files for path in beside(each)])
+
+
 def _cells(path: Path) -> list[dict[str, str]]:
     if not path.exists():
         raise InputError(f"{path} does not exist: name a file of calls (convscope dataset calls writes one)")

@@ -53,9 +53,10 @@ def fit(options: argparse.Namespace) -> int:
     """Learn from samples and write what was learned; return 0, as all of these do."""
     apart_from_inputs(options.output, *options.samples)
     kept, given = predictor.usable(samples.read(options.samples), options.target), cards.parsed(options.card)
+    known = calls.named_or_beside(options.calls, options.samples)
     if options.target == workspace.TARGET:
-        return _fit_workspace(options, workspace.fit(kept, given, options.unit, _calls(options)), kept)
-    made = predictor.fit(kept, options.target, given, options.unit, _calls(options))
+        return _fit_workspace(options, workspace.fit(kept, given, options.unit, known), kept)
+    made = predictor.fit(kept, options.target, given, options.unit, known)
     own = kept[predictor.has(kept, made.target)]
     document.write(options.output, made, own)
     half = made.widths[intervals.EVERY]["90"]
@@ -82,7 +83,7 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.calibrate and "gpu" not in options.split:
         raise InputError("evaluate: --calibrate needs --split gpu")
     frame, known = samples.read(options.samples), cards.parsed(options.card)
-    known_calls = _calls(options)
+    known_calls = calls.named_or_beside(options.calls, options.samples)
     if options.target == workspace.TARGET:
         return _evaluate_workspace(options, frame, known_calls)
     asked = options.target, options.split, known, options.calibrate, options.processes, known_calls
@@ -92,10 +93,6 @@ def evaluate(options: argparse.Namespace) -> int:
     else:
         print(table(SCORES, [*map(_cells, found)]))
     return 0
-
-
-def _calls(options: argparse.Namespace) -> list[CallRow]:
-    return calls.read(options.calls or [path for each in options.samples for path in calls.beside(each)])
 
 
 def _evaluate_workspace(options: argparse.Namespace, frame: pd.DataFrame, calls: Sequence[CallRow]) -> int:

@@ -180,7 +180,7 @@ def evaluate(options: argparse.Namespace) -> int:
     here, mine = stack.narrowed(samples.read(options.samples), options.gpu, options.cudnn)
     asked = Question(
         options.target, cards=cards.parsed(options.card), level=options.level, outside=options.outside,
-        calls=calls.read(options.calls or [path for each in options.samples for path in calls.beside(each)]),
+        calls=calls.named_or_beside(options.calls, options.samples),
     )  # fmt: skip
     kinds = [dataclasses.replace(asked, kind=kind) for kind in options.split]
     found = [each for one in kinds for each in evaluation.regrets(mine, one, options.processes)]

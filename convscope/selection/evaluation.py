@@ -73,7 +73,7 @@ class Regret:
 
 @dataclass(frozen=True)
 class Question:
-    """What is judged, and how.
+    """Choice that is to be judged, and the way to judge it.
 
     Attributes:
         target: "time" or "energy".
