@@ -36,6 +36,7 @@ from convscope.storage.paths import RESULTS
 from convscope.timing import graphs
 from convscope.timing.calls import watched
 from convscope.timing.completions import Count
+from convscope.timing.layer_times import Reading
 from convscope.verification.candidates import Note
 
 
@@ -255,16 +256,16 @@ class PowerMonitor:
 class CUDALayerTimer:
     """Times every convolution of a model, swapped or not, inside the whole model.
 
-    On a GPU it lays a pair of CUDA events around each: enter it while a graph is captured, and each replay of that
-    graph writes the times anew. On a CPU it reads the host's clock. The hooks are there only inside the `with` block.
-    With `calls` those outside `nn.Conv2d` modules too; a dispatch mode sees them, which costs the host some time.
+    On a GPU it lays a pair of CUDA events around each, and one ahead: enter it while a graph is captured, and each
+    replay of that graph writes the times anew. On a CPU it reads the host's clock. The hooks are there only inside the
+    `with` block; with `calls` they see those outside `nn.Conv2d` modules too, which costs the host some time.
     """
 
     def __init__(self, model: nn.Module, device_type: str, calls: bool = False) -> None:
         self._model, self.calls = model, calls
         self._on_gpu = device_type == "cuda"
-        self._marks: list[tuple[Any, Any]] = []
-        self._open: list[Any] = []
+        self._marks: list[tuple[Any, Any, Any]] = []
+        self._open: list[tuple[Any, Any]] = []
         self._hooks = contextlib.ExitStack()
 
     def __enter__(self) -> CUDALayerTimer:
@@ -276,26 +277,25 @@ class CUDALayerTimer:
         self._hooks.close()
 
     def _before(self, name: str, module: nn.Module, given: torch.Tensor) -> None:
-        self._open.append(self._mark())
+        self._open.append((self._mark(), self._mark()))
 
     def _after(self, name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
-        self._marks.append((self._open.pop(), self._mark()))
+        self._marks.append((*self._open.pop(), self._mark()))
 
     def _mark(self) -> Any:
-        if not self._on_gpu:
-            return time.perf_counter()
-        event = graphs.timing_event()
-        event.record()
-        return event
+        if self._on_gpu:
+            (event := graphs.timing_event()).record()
+            return event
+        return time.perf_counter()
 
     def read_ms(self) -> list[float]:
         """Return the times of the last pass in ms, one for each convolution, on a GPU with the overhead of events."""
-        return self.reader()()
+        return self.reader()().layers_ms
 
-    def reader(self) -> Callable[[], list[float]]:
-        """Return what reads the last pass as `read_ms` does, also after another one."""
+    def reader(self) -> Callable[[], Reading]:
+        """Return what reads the last pass, the empty pairs ahead of its convolutions too, also after another one."""
         marks, on_gpu = self._marks, self._on_gpu
-        return lambda: [start.elapsed_time(end) if on_gpu else (end - start) * 1e3 for start, end in marks]
+        return lambda: Reading.of(marks, on_gpu)
 
 
 class UnifiedProfiler:

@@ -73,7 +73,7 @@ def measure(
         swapped.apply(algorithms)
         found = bench.measure(size, layers, check_errors=False, algorithms=algorithms)
         alone = Bench(run, model, device, CUDALayerTimer(model, device.type), PowerMonitor(), print)
-        alone.reference_us = bench.reference_us
+        alone.reference = bench.reference
         by_events = alone.measure(size, layers, check_errors=False)
         bench.release()
         swapped.restore()

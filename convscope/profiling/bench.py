@@ -37,10 +37,11 @@ from convscope.timing.graphs import HostLoad
 from convscope.timing.layer_times import (
     LayerTimer,
     LayerTimes,
+    Overhead,
+    is_plausible_reference,
     layer_time,
-    pair_overhead_us,
-    plausible_overhead_us,
-    plausible_reference_us,
+    overhead_of,
+    plausible_overhead,
 )
 from convscope.timing.shares import of_operators
 from convscope.timing.stopwatch import CPU_METHOD, Stopwatch
@@ -93,7 +94,7 @@ class Bench:
         self._stopwatch = Stopwatch(device)
         self._noted: set[str] = set()
         self._passes = Passes(run, model, device, timer, self._note_once)
-        self.reference_us: float | None = None
+        self.reference: Overhead | None = None
         self.idle_power_w: float | None = None
 
     def calibrate(self, size: int) -> None:
@@ -108,19 +109,19 @@ class Bench:
             with contextlib.suppress(torch.OutOfMemoryError, HostTooSlowError):
                 given = self._inputs(size)
                 self._passes.ask_to_capture(given)
-                self.reference_us = self._reference_us(given)
+                self.reference = self._measured_reference(given)
             self.release()
 
-    def _reference_us(self, given: Inputs) -> float | None:
+    def _measured_reference(self, given: Inputs) -> Overhead | None:
         for _ in range(CALIBRATIONS_MOST):
             times = self._passes.times(given, CALIBRATION_SAMPLES)
-            measured_us = times.pair_overhead_us
-            if not times.layers_ms or times.way == eager.INCLUDED_METHOD:
+            measured = overhead_of([times])
+            if measured is None or times.way == eager.INCLUDED_METHOD:
                 return None
-            reference_us = plausible_reference_us(measured_us)
-            if reference_us is not None:
-                return reference_us
-        self._note_once(f"the overhead of events read {measured_us:.2f} µs, which cannot be: each size goes by its own")
+            if is_plausible_reference(measured):
+                return measured
+            seen_us = measured.pair_us
+        self._note_once(f"the overhead of events read {seen_us:.2f} µs, which cannot be: each size goes by its own")
         return None
 
     def measure(
@@ -176,9 +177,9 @@ class Bench:
             return [summary.mean_ms for summary in self._cpu_layers(given)[0]]
         with placement.moved(self._model, given, place) as there:
             self._model(*there)
-            may_refuse = self.reference_us is None or self._passes.refused is not None
+            may_refuse = self.reference is None or self._passes.refused is not None
             times = self._passes.times(there, self._run.measure_iters, self._run.warmup_iters, may_refuse)
-        return [fmean(samples) for samples in times.less(self._overhead_us([times]) or 0.0)]
+        return [fmean(samples) for samples in times.less(self._overhead([times]))]
 
     def launched_ms(self, given: Inputs, passes: int) -> list[float]:
         """Return the least time of each convolution in some passes on a GPU that Python launches, launches included."""
@@ -246,8 +247,8 @@ class Bench:
         self.release()
         traces = traced()
         placed = timed.placed
-        overhead_us, method = self._overhead_us(placed), _method(placed)
-        by_layer = zip(*(each.less(overhead_us or 0.0) for each in placed), strict=True)
+        overhead, method = self._overhead(placed), _method(placed)
+        by_layer = zip(*(each.less(overhead) for each in placed), strict=True)
         seen: Sequence[LayerTrace | None] = traces or [None] * len(observations)
         times = [layer_time(events_ms, each, method) for events_ms, each in zip(by_layer, seen, strict=True)]
         return Measurement(
@@ -258,7 +259,7 @@ class Bench:
             observations=observations,
             eager=None if swap.replaces_calls(self._model) else summarize(eager_ms),
             repeated=sum(each.repeated for each in placed),
-            overhead_us=overhead_us,
+            overhead_us=None if overhead is None else overhead.pair_us,
             traces=traces,
             work=self._tracer.work if self._tracer else (),
             work_method=self._tracer.work_method if self._tracer else "",
@@ -323,13 +324,14 @@ class Bench:
             samples.append(self._timer.read_ms())
         return [summarize(times) for times in zip(*samples, strict=True)], fmean(passes_ms)
 
-    def _overhead_us(self, placed: Sequence[LayerTimes]) -> float | None:
+    def _overhead(self, placed: Sequence[LayerTimes]) -> Overhead | None:
         """Return the overhead of a pair of events, None where there is none, or the host's launch outweighs it."""
-        if not placed[0].layers_ms or any(times.way == eager.INCLUDED_METHOD for times in placed):
+        if any(times.way == eager.INCLUDED_METHOD for times in placed):
             return None
-        added_ms = [added for times in placed for added in times.added_ms]
-        measured_us = pair_overhead_us(added_ms, len(placed[0].layers_ms))
-        return measured_us if self.reference_us is None else plausible_overhead_us(measured_us, self.reference_us)
+        measured = overhead_of(placed)
+        if measured is None or self.reference is None:
+            return measured
+        return plausible_overhead(measured, self.reference)
 
     def _traces(self, count: int, size: int, algorithms: Mapping[str, str]) -> list[LayerTrace]:
         captures = self._passes.refused is None

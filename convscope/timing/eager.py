@@ -87,7 +87,7 @@ def eager_times(
 
     def take(hider: Sampler, way: str) -> LayerTimes:
         first = before if way == HIDDEN_METHOD else idle
-        return launched_times(step, instrumented, timer.read_ms, samples, hider, way, first)
+        return launched_times(step, instrumented, lambda: timer.reader()(), samples, hider, way, first)
 
     return _taken(take, hides)
 

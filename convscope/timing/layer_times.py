@@ -5,13 +5,35 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
-from typing import Protocol, TypeVar
+from statistics import fmean, median
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from convscope.timing import graphs
 from convscope.timing.graphs import Captured, EventTimer, LaunchHider
 from convscope.timing.summary import PlacedSummary, summarize_placed
 from convscope.timing.trace import LayerTrace
+
+
+class Reading(NamedTuple):
+    """What the events in a pass read, in ms, a value for each call of a convolution, in order.
+
+    Attributes:
+        layers_ms: from the event before the call to the one behind it: its time, and what these two cost it.
+        empty_ms: from an event further ahead to the one before the call: what it costs there to record one.
+    """
+
+    layers_ms: list[float]
+    empty_ms: list[float]
+
+    @classmethod
+    def of(cls, marks: Sequence[tuple[Any, Any, Any]], on_gpu: bool) -> Reading:
+        """Read, for each call, three CUDA events or, on a CPU, times of the host's clock in seconds."""
+
+        def between_ms(one: Any, other: Any) -> float:
+            return float(one.elapsed_time(other)) if on_gpu else (other - one) * 1e3
+
+        layers_ms = [between_ms(start, end) for _, start, end in marks]
+        return cls(layers_ms, [between_ms(ahead, start) for ahead, start, _ in marks])
 
 
 class LayerTimer(contextlib.AbstractContextManager["LayerTimer"], Protocol):
@@ -26,8 +48,8 @@ class LayerTimer(contextlib.AbstractContextManager["LayerTimer"], Protocol):
     def read_ms(self) -> list[float]:
         """Return the times of the last pass, one for each call of a convolution, in order."""
 
-    def reader(self) -> Callable[[], list[float]]:
-        """Return what reads, as `read_ms` does, the pass that was captured last, whatever is captured after it."""
+    def reader(self) -> Callable[[], Reading]:
+        """Return what reads the pass that was captured last, whatever is captured after it."""
 
 
 T = TypeVar("T")
@@ -44,6 +66,8 @@ class Sampler(Protocol):
 
 
 _PLAUSIBLE = 1.3  # factor between two measurements of a pair's overhead in one model
+_GROWTH = 1.7  # of a pair's overhead with the reading of an empty pair, H200: 1.5 to 2.0 (docs/timing.md)
+_STATES_US = 0.4  # between readings of empty pairs of two states; in one state neighbours are closer
 _PAIR_US = (0.5, 20.0)  # bounds of a pair's overhead on any card: an empty pair alone reads 1.3 µs on an H200
 # Half the width of 95 % of the differences between a layer's events and its span, H200, ten models (docs/timing.md).
 EVENT_DOUBT_MS = 1.0e-3
@@ -52,72 +76,113 @@ SPAN_METHOD = "first kernel to last in a traced replay (CUPTI, separate process)
 
 
 @dataclass(frozen=True)
+class Overhead:
+    """Overhead of the pair of events around a call, in the mean over a pass, in microseconds.
+
+    It is not the same throughout a pass: behind a convolution that launches the kernels of its groups on several
+    streams, a record can cost 2 µs more or less than before it (docs/timing.md).
+
+    Attributes:
+        pair_us: the excess in the reading of a pair.
+        empty_us: the reading of an empty pair.
+    """
+
+    pair_us: float
+    empty_us: float
+
+    def at(self, empty_us: float) -> float:
+        """Return the overhead in µs of a pair where an empty one reads so much."""
+        return max(0.0, self.pair_us + _GROWTH * (empty_us - self.empty_us))
+
+
+@dataclass(frozen=True)
 class LayerTimes:
     """Repeated times of a pass, and of the layers inside it as their events read, in milliseconds.
 
-    `layers_ms[i][k]` is layer i in sample k, the overhead of its pair of events still in it. `added_ms` is the time
-    that all pairs together added to the pass; `repeated` and `overfull` are those of `graphs.LaunchHider`, `way` is
-    the name of the way of timing.
+    `layers_ms[i][k]` is layer i in sample k, the overhead of its pair of events still in it, `empty_ms[i][k]` the empty
+    pair ahead of it. `added_ms` is the time that all events together added to the pass; `repeated` and `overfull` are
+    those of `graphs.LaunchHider`, `way` is the name of the way of timing.
     """
 
     passes_ms: list[float]
     layers_ms: list[list[float]]
+    empty_ms: list[list[float]]
     added_ms: list[float]
     repeated: int
     overfull: int = 0
     way: str = graphs.REPLAY_METHOD
 
     @property
-    def pair_overhead_us(self) -> float:
-        """The overhead of one pair of events, by this measurement."""
-        return pair_overhead_us(self.added_ms, len(self.layers_ms))
+    def empty_us(self) -> list[float]:
+        """What an empty pair reads where each layer is, in microseconds: the median of all layers in that state."""
+        return levelled([1e3 * median(times) for times in self.empty_ms])
 
-    def less(self, overhead_us: float) -> list[list[float]]:
-        """Return the times of the layers without this overhead of a pair of events, never below 0."""
-        return [[max(0.0, time_ms - overhead_us / 1e3) for time_ms in times] for times in self.layers_ms]
+    def less(self, overhead: Overhead | None) -> list[list[float]]:
+        """Return the times of the layers without the overhead of their events, never below 0; None for no overhead."""
+        if overhead is None:
+            return self.layers_ms
+        pairs_ms = [overhead.at(empty_us) / 1e3 for empty_us in self.empty_us]
+        layers = zip(self.layers_ms, pairs_ms, strict=True)
+        return [[max(0.0, time_ms - pair_ms) for time_ms in times] for times, pair_ms in layers]
+
+
+def levelled(values: Sequence[float]) -> list[float]:
+    """Return in the place of each value the median of its state: of those that no step of `_STATES_US` parts from it.
+
+    What an empty pair reads within a state says nothing of the overhead there.
+    """
+    states: list[list[int]] = []
+    for index in sorted(range(len(values)), key=values.__getitem__):
+        if not states or values[index] - values[states[-1][-1]] >= _STATES_US:
+            states.append([])
+        states[-1].append(index)
+    level_of = {index: median(values[each] for each in state) for state in states for index in state}
+    return [level_of[index] for index in range(len(values))]
 
 
 def layer_times(
-    plain: Captured, instrumented: Captured, read_layers_ms: Callable[[], list[float]], count: int,
+    plain: Captured, instrumented: Captured, read: Callable[[], Reading], count: int,
     before: Callable[[], object] = graphs.nothing,
 ) -> LayerTimes:  # fmt: skip
-    """Time a pass and its layers from two graphs of it, one of them with a pair of events around each layer.
+    """Time a pass and its layers from two graphs of it, one of them with events around each layer.
 
     The two are replayed in turn, so that a drift of the clock affects both alike.
 
     Args:
-        read_layers_ms: reads the events of the last replay of `instrumented`, one time for each layer.
+        read: reads the events of the last replay of `instrumented`.
         before: enqueued before each replay, and not timed.
     """
-    return launched_times(plain.replay, instrumented.replay, read_layers_ms, count, LaunchHider(), before=before)
+    return launched_times(plain.replay, instrumented.replay, read, count, LaunchHider(), before=before)
 
 
 def launched_times(
-    plain: Callable[[], object], instrumented: Callable[[], object], read_layers_ms: Callable[[], list[float]],
-    count: int, hider: Sampler, way: str = graphs.REPLAY_METHOD, before: Callable[[], object] = graphs.nothing,
+    plain: Callable[[], object], instrumented: Callable[[], object], read: Callable[[], Reading], count: int,
+    hider: Sampler, way: str = graphs.REPLAY_METHOD, before: Callable[[], object] = graphs.nothing,
 ) -> LayerTimes:  # fmt: skip
     """Time a pass and its layers from two functions that launch it, the second with events around each layer."""
     bare, watched = EventTimer(plain, before), EventTimer(instrumented, before)
-    passes_ms, added_ms, samples = list[float](), list[float](), list[list[float]]()
+    passes_ms, added_ms, readings = list[float](), list[float](), list[Reading]()
     for _ in range(count):
         passes_ms.append(hider.sample(bare.launch, bare.read_ms))
-        watched_ms, layers_ms = hider.sample(watched.launch, lambda: (watched.read_ms(), read_layers_ms()))
+        watched_ms, reading = hider.sample(watched.launch, lambda: (watched.read_ms(), read()))
         added_ms.append(watched_ms - passes_ms[-1])
-        samples.append(layers_ms)
-    by_layer = [list(times) for times in zip(*samples, strict=True)]
-    return LayerTimes(passes_ms, by_layer, added_ms, hider.repeated, hider.overfull, way)
+        readings.append(reading)
+    layers_ms, empty_ms = (
+        [list(times) for times in zip(*all_ms, strict=True)] for all_ms in zip(*readings, strict=True)
+    )
+    return LayerTimes(passes_ms, layers_ms, empty_ms, added_ms, hider.repeated, hider.overfull, way)
 
 
 @dataclass(frozen=True)
 class InstrumentedPass:
-    """A pass as two graphs in the same memory, one with a pair of events around each layer, which `read_ms` reads.
+    """A pass as two graphs in the same memory, one with events around each layer, which `read` reads.
 
     `before` is enqueued before each replay that is timed.
     """
 
     plain: Captured
     with_events: Captured
-    read_ms: Callable[[], list[float]]
+    read: Callable[[], Reading]
     before: Callable[[], object] = graphs.nothing
 
     def times(self, samples: int, warmup: int = 0) -> LayerTimes:
@@ -125,7 +190,7 @@ class InstrumentedPass:
         for _ in range(warmup):
             self.plain.replay()
             self.with_events.replay()
-        return layer_times(self.plain, self.with_events, self.read_ms, samples, self.before)
+        return layer_times(self.plain, self.with_events, self.read, samples, self.before)
 
 
 @contextlib.contextmanager
@@ -168,24 +233,35 @@ def layer_time(events_ms: Sequence[Sequence[float]], traced: LayerTrace | None, 
     return LayerTime(summarize_placed(traced.spans_ms, doubt_ms), SPAN_METHOD)
 
 
-def plausible_reference_us(measured_us: float) -> float | None:
-    """Return a reference of a pair's overhead, None where it cannot be one: the host or another process disturbed."""
-    return measured_us if _PAIR_US[0] <= measured_us <= _PAIR_US[1] else None
+def overhead_of(placed: Sequence[LayerTimes]) -> Overhead | None:
+    """Return the overhead of a pair of events around a layer, by what all events of passes add to them; None for none.
 
+    Between the kernels of a pass three records make five boundaries. A pair sees two of them, the empty pair ahead of
+    it one. So the overhead of a pair is half of what is added beside the empty pair. This holds where the kernels of a
+    pass follow each other on one stream.
 
-def pair_overhead_us(added_ms: Sequence[float], pairs: int) -> float:
-    """Return the excess in the reading of one pair of events around a layer, from the time that `pairs` add to passes.
-
-    A pair puts two event records between kernels, which makes four boundaries, and sees two of them itself. So its
-    overhead is half of the time that it adds. This holds where the kernels of a pass follow each other on one stream.
+    Args:
+        placed: times of the same layers in several placements.
     """
-    return max(0.0, median(added_ms) * 1e3 / pairs / 2) if pairs else 0.0
+    layers = len(placed[0].layers_ms)
+    if not layers:
+        return None
+    empty_us = fmean(each_us for times in placed for each_us in times.empty_us)
+    added_us = median(added_ms * 1e3 for times in placed for added_ms in times.added_ms) / layers
+    return Overhead(max(0.0, (added_us - empty_us) / 2), empty_us)
 
 
-def plausible_overhead_us(measured_us: float, reference_us: float) -> float:
-    """Return the overhead measured with the layers, or the reference where the two are too far apart.
+def is_plausible_reference(overhead: Overhead) -> bool:
+    """Tell whether this can be the overhead of a pair: not where the host or another process disturbed."""
+    return _PAIR_US[0] <= overhead.pair_us <= _PAIR_US[1]
+
+
+def plausible_overhead(measured: Overhead, reference: Overhead) -> Overhead:
+    """Return the overhead measured with the layers, or that of the reference where the two are too far apart.
 
     They are far apart where an algorithm spreads over several streams (cuDNN's FFTs), because the events also cost the
     pass the overlap of its streams; and where the pass is so long that its scatter hides a few microseconds.
     """
-    return measured_us if reference_us / _PLAUSIBLE <= measured_us <= reference_us * _PLAUSIBLE else reference_us
+    expected_us = reference.at(measured.empty_us)
+    is_near = expected_us / _PLAUSIBLE <= measured.pair_us <= expected_us * _PLAUSIBLE
+    return measured if is_near else Overhead(expected_us, measured.empty_us)

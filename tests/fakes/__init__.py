@@ -19,6 +19,7 @@ from convscope.profiling.rows import LayerRow, OverallRow
 from convscope.storage.environment import Environment
 from convscope.storage.store import Store
 from convscope.timing import graphs
+from convscope.timing.layer_times import Reading
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
@@ -126,8 +127,8 @@ class LayerTimer:
     def read_ms(self) -> list[float]:
         return list(self._times_ms)
 
-    def reader(self) -> Callable[[], list[float]]:
-        return self.read_ms
+    def reader(self) -> Callable[[], Reading]:
+        return lambda: Reading(self.read_ms(), [0.0] * len(self._times_ms))
 
 
 class Meter:

@@ -21,7 +21,7 @@ from convscope.profiling import bench, passes
 from convscope.profiling.bench import Bench
 from convscope.profiling.measurement import Measurement, layer_rows
 from convscope.timing import eager
-from convscope.timing.layer_times import LayerTimes
+from convscope.timing.layer_times import LayerTimes, Overhead
 
 LAYERS = [layer(name="one"), layer(name="two", position=1)]
 
@@ -193,7 +193,7 @@ def test_a_pass_in_which_the_host_waits_is_timed_eagerly_and_never_captured(
     assert times.way == eager.INCLUDED_METHOD
     assert times.passes_ms == pytest.approx([3.0] * 3)
     assert notes == ["passes are timed eagerly: the host waits for the GPU in the pass"]
-    assert made._overhead_us([times]) is None
+    assert made._overhead([times]) is None
     assert bench._method([times, times]) == eager.INCLUDED_METHOD
 
 
@@ -222,12 +222,12 @@ def test_an_algorithm_that_cannot_be_captured_in_a_model_that_can_is_an_error_an
     monkeypatch.setattr(bench.placement, "moved", lambda model, given, place: contextlib.nullcontext(given))
     made = on_gpu(Steps(gpu), [])
     made._device = torch.device("cuda")
-    made.reference_us = 2.0  # as of a calibration that captured the model
+    made.reference = Overhead(2.0, 1.0)  # as of a calibration that captured the model
     monkeypatch.setattr(passes.graphs, "capture", refuse)
     with pytest.raises(NotCapturableError):
         made.layer_times_ms(GIVEN)
     assert made._passes.refused is None
-    made.reference_us = None  # it did not: the model is timed eagerly then
+    made.reference = None  # it did not: the model is timed eagerly then
     made._passes.times(GIVEN, samples=2)
     assert made._passes.refused is not None
 
@@ -243,7 +243,7 @@ def test_another_size_is_asked_anew_whether_it_can_be_captured(gpu: fakes.Gpu):
 
 
 def test_ways_of_several_placements_are_all_named():
-    one, other = (LayerTimes([1.0], [], [], 0, overfull, way) for overfull, way in ((0, "a"), (1, "b")))
+    one, other = (LayerTimes([1.0], [], [], [], 0, overfull, way) for overfull, way in ((0, "a"), (1, "b")))
     assert bench._method([one, one]) == "a"
     assert bench._method([one, other, one]) == "a; b, launch longer than the queue"
 

@@ -89,7 +89,7 @@ def test_a_sample_with_its_launch_begins_on_an_idle_gpu_and_is_read_when_it_ende
 
 
 def times(way: str) -> LayerTimes:
-    return LayerTimes([2.0, 1.5], [], [], repeated=0, way=way)
+    return LayerTimes([2.0, 1.5], [], [], [], repeated=0, way=way)
 
 
 def test_passes_whose_launch_was_hidden_are_queued_as_a_load(gpu: fakes.Gpu):

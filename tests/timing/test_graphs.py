@@ -12,7 +12,7 @@ import torch
 
 from convscope.errors import HostTooSlowError
 from convscope.timing import graphs
-from convscope.timing.layer_times import LayerTimes, layer_times, pair_overhead_us, plausible_overhead_us
+from convscope.timing.layer_times import Reading, layer_times
 
 
 @pytest.fixture
@@ -20,27 +20,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> fakes.Gpu:
     made = fakes.Gpu()
     made.patch(monkeypatch)
     return made
-
-
-def test_a_pair_costs_half_of_what_it_adds():
-    assert pair_overhead_us([0.1, 0.1, 0.1], pairs=10) == pytest.approx(5.0)
-
-
-def test_one_disturbed_pass_does_not_change_the_overhead():
-    assert pair_overhead_us([0.1, 0.1, 9.0], pairs=10) == pytest.approx(5.0)
-
-
-def test_the_overhead_is_never_negative():
-    assert pair_overhead_us([-0.1, -0.2, 0.0], pairs=10) == 0.0
-
-
-def test_without_layers_there_is_no_overhead():
-    assert pair_overhead_us([0.1], pairs=0) == 0.0
-
-
-@pytest.mark.parametrize(("measured_us", "taken_us"), [(3.0, 3.0), (3.8, 3.8), (2.4, 2.4), (9.0, 3.0), (0.0, 3.0)])
-def test_an_overhead_far_from_the_reference_gives_way_to_it(measured_us: float, taken_us: float):
-    assert plausible_overhead_us(measured_us, reference_us=3.0) == taken_us
 
 
 @pytest.mark.parametrize(("launched_s", "ahead"), [(10.5, True), (10.89, True), (10.91, False), (11.0, False)])
@@ -88,11 +67,19 @@ def test_samples_that_overfill_the_queue_are_counted(gpu: fakes.Gpu):
     assert hider.overfull == 1
 
 
+def read_one() -> Reading:
+    return Reading([0.5], [0.001])
+
+
 def test_layer_times_are_what_the_events_read(gpu: fakes.Gpu):
-    found = layer_times(fakes.Captured(gpu, 1.0), fakes.Captured(gpu, 1.04), lambda: [0.51, 0.31], count=3)
+    def read() -> Reading:
+        return Reading([0.51, 0.31], [0.002, 0.001])
+
+    found = layer_times(fakes.Captured(gpu, 1.0), fakes.Captured(gpu, 1.04), read, count=3)
     assert found.passes_ms == pytest.approx([1.0] * 3)
     assert found.added_ms == pytest.approx([0.04] * 3)
     assert found.layers_ms == [[0.51] * 3, [0.31] * 3]
+    assert found.empty_ms == [[0.002] * 3, [0.001] * 3]
 
 
 def test_what_comes_before_each_replay_is_not_timed(gpu: fakes.Gpu):
@@ -102,24 +89,15 @@ def test_what_comes_before_each_replay_is_not_timed(gpu: fakes.Gpu):
         done.append(5.0)
         gpu.work(5.0)
 
-    found = layer_times(fakes.Captured(gpu, 1.0), fakes.Captured(gpu, 1.04), lambda: [0.5], count=3, before=before)
+    found = layer_times(fakes.Captured(gpu, 1.0), fakes.Captured(gpu, 1.04), read_one, count=3, before=before)
     assert found.passes_ms == pytest.approx([1.0] * 3)
     assert found.added_ms == pytest.approx([0.04] * 3)
     assert done == [5.0] * 6
 
 
-def test_the_overhead_of_a_pair_is_taken_off_every_sample():
-    times = LayerTimes([1.0, 1.0], [[0.51, 0.52], [0.31, 0.32]], [0.04, 0.04], repeated=0)
-    assert times.less(10.0) == [pytest.approx([0.50, 0.51]), pytest.approx([0.30, 0.31])]
-
-
-def test_a_layer_shorter_than_the_overhead_takes_no_time_rather_than_less():
-    assert LayerTimes([1.0], [[0.002]], [0.04], repeated=0).less(10.0) == [[0.0]]
-
-
 def test_layer_times_count_the_samples_taken_again(gpu: fakes.Gpu):
     gpu.launch_ms = 0.15
-    found = layer_times(fakes.Captured(gpu, 1.0), fakes.Captured(gpu, 1.0), lambda: [0.5], count=2)
+    found = layer_times(fakes.Captured(gpu, 1.0), fakes.Captured(gpu, 1.0), read_one, count=2)
     assert found.repeated == 1
 
 
