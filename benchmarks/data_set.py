@@ -27,6 +27,7 @@ KEY = [*SHAPE, *ARITHMETIC]
 CHOOSERS = ("torch", "torch benchmark", "guess")
 PLACEMENTS = 3
 LEAST = 10  # shapes of which something is said to be the fastest
+SHORT_MS, APART_US = 0.02, 1.3
 EDGES_US = (0, 5, 10, 20, 50, 100, np.inf)
 
 
@@ -57,6 +58,18 @@ def gains(both: pd.DataFrame, by: list[str]) -> pd.DataFrame:
             "saved, %": 100 * parts["saved_ms"].sum() / parts["mean_ms_own"].sum(),
         }
     ).round(2)  # fmt: skip
+
+
+def alike(timed: pd.DataFrame) -> pd.DataFrame:
+    """Return how far apart times in one run are of the same kernels under several names, by setting, of short calls."""
+    short = timed[timed["kernels"].notna() & (timed["mean_ms"] < SHORT_MS)]
+    sets = short.groupby([*KEY, "setting", "run", "kernels"])["mean_ms"].agg(["size", "min", "max"])
+    sets = sets[sets["size"] > 1]
+    parts = (1e3 * (sets["max"] - sets["min"])).groupby("setting")
+    columns = {"sets": parts.size(), "median, \u00b5s": parts.median(), "p95, \u00b5s": parts.quantile(0.95)}
+    return pd.DataFrame(
+        columns | {f"over {APART_US} \u00b5s, %": parts.apply(lambda us: 100 * (us > APART_US).mean())}
+    ).round(2)
 
 
 def asked_for() -> argparse.Namespace:
@@ -101,6 +114,8 @@ def main() -> int:
     half_pct = 100 * timed["mean_ci95_ms"] / timed["mean_ms"]
     print("half the 95 % interval, % of the mean, median, by \u00b5s")
     print(half_pct.groupby(pd.cut(1e3 * timed["mean_ms"], EDGES_US), observed=True).median().round(1), end="\n\n")
+    print("the same kernels under several names, calls below 20 \u00b5s")
+    print(alike(timed), end="\n\n")
     for kind in ("layer", "family"):
         regrets(every, Question(kind=kind, calls=known), options.processes)
     return 0

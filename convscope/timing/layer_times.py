@@ -66,7 +66,7 @@ class Sampler(Protocol):
 
 
 _PLAUSIBLE = 1.3  # factor between two measurements of a pair's overhead in one model
-_GROWTH = 1.7  # of a pair's overhead with the reading of an empty pair, H200: 1.5 to 2.0 (docs/timing.md)
+_GROWTH = 1.7  # of a pair's overhead with the reading of an empty pair, on an H200 (docs/timing.md)
 _STATES_US = 0.4  # between readings of empty pairs of two states; in one state neighbours are closer
 _PAIR_US = (0.5, 20.0)  # bounds of a pair's overhead on any card: an empty pair alone reads 1.3 µs on an H200
 # Half the width of 95 % of the differences between a layer's events and its span, H200, ten models (docs/timing.md).
