@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from convscope.dataset.calls import AT_ANY_BATCH, CallRow
+from convscope.dataset.calls import AT_ANY_BATCH, MODEL_AT_SIZE, CallRow
 from convscope.dataset.calls import frame as calls_frame
 from convscope.dataset.samples import SHAPE, WORK
 from convscope.errors import InputError
@@ -117,11 +117,22 @@ def each_in_turn(frame: pd.DataFrame, kind: str, calls: Sequence[CallRow] = ()) 
         yield _split(frame, kind, f"{kind}, fold {number}", number_of == number)
 
 
+def called(rows: Sequence[CallRow]) -> pd.DataFrame:
+    """Return calls as a data frame.
+
+    Returns: a row for each; besides its columns `shape`, the text that `joined` makes of a sample's at any batch size,
+        and `calls`, the number of calls in its pass.
+    """
+    frame = calls_frame(rows)
+    frame["shape"] = joined(frame, AT_ANY_BATCH)
+    frame["calls"] = frame.groupby([*MODEL_AT_SIZE])["layer"].transform("size")
+    return frame
+
+
 def _shapes_by_family(rows: Sequence[CallRow]) -> dict[str, Labels]:
     if not rows:
         return {}
-    frame = calls_frame(rows)
-    return {str(name): joined(each, AT_ANY_BATCH) for name, each in frame.groupby("family")}
+    return {str(name): each["shape"].to_numpy() for name, each in called(rows).groupby("family")}
 
 
 def in_turn(names: Sequence[str], kind: str) -> list[str]:

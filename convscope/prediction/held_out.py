@@ -11,7 +11,6 @@ import pandas as pd
 
 from convscope.dataset import splits
 from convscope.dataset.calls import AT_ANY_BATCH, MODEL_AT_SIZE, CallRow
-from convscope.dataset.calls import frame as calls_frame
 from convscope.dataset.samples import ARITHMETIC, WORK
 from convscope.errors import InputError
 from convscope.prediction import intervals
@@ -68,10 +67,7 @@ def of_models(frame: pd.DataFrame, calls: Sequence[CallRow], value: str) -> pd.D
     known = frame.assign(shape=splits.joined(frame, AT_ANY_BATCH))
     known[value] = frame.groupby(work, dropna=False)[value].transform("mean")
     known = known.drop_duplicates(work).drop(columns=[*MODEL_AT_SIZE, "family", "layer", *AT_ANY_BATCH])
-    called = calls_frame(calls)
-    called["shape"] = splits.joined(called, AT_ANY_BATCH)
-    called["calls"] = called.groupby([*MODEL_AT_SIZE])["layer"].transform("size")
-    found = called.merge(known, on="shape").drop(columns="shape")
+    found = splits.called(calls).merge(known, on="shape").drop(columns="shape")
     found["key"] = splits.joined(found, SUM)
     return found[found.groupby("key")["layer"].transform("size") == found["calls"]].drop(columns="calls")
 
@@ -134,7 +130,7 @@ def _divided(
         names = {*labels[own]}
         out, theirs = own, [call for call in calls if label_of(call) in names]
         if shapes is not None and theirs:
-            out = own | shapes.isin(splits.joined(calls_frame(theirs), AT_ANY_BATCH)).to_numpy()
+            out = own | shapes.isin(splits.called(theirs)["shape"]).to_numpy()
         yield Division(own, out, ~splits.beside(frame, unit, out), theirs)
 
 

@@ -18,7 +18,6 @@ import pandas as pd
 
 from convscope.dataset import splits
 from convscope.dataset.calls import AT_ANY_BATCH, MODEL_AT_SIZE, CallRow
-from convscope.dataset.calls import frame as calls_frame
 from convscope.dataset.samples import ARITHMETIC, SHAPE, TARGETS
 from convscope.dataset.splits import Split
 from convscope.errors import InputError
@@ -230,12 +229,10 @@ def _of_models(rows: pd.DataFrame, asked: Question) -> pd.DataFrame:
     """
     if not asked.calls:
         return rows[rows["model"].notna()].groupby([*MODEL], dropna=False)[["taken", "best"]].sum()
-    calls = calls_frame(asked.calls)
-    calls["count"] = calls.groupby([*MODEL_AT_SIZE])["layer"].transform("size")
-    calls["shape"] = splits.joined(calls, AT_ANY_BATCH)
     kept = rows[["split", "batch_size", *ARITHMETIC, "taken", "best"]].assign(shape=splits.joined(rows, AT_ANY_BATCH))
-    found = calls[[*MODEL_AT_SIZE, "family", "count", "shape"]].merge(kept, on="shape")
+    calls = splits.called(asked.calls)[[*MODEL_AT_SIZE, "family", "calls", "shape"]]
+    found = calls.merge(kept, on="shape")
     if asked.kind == "family":
         found = found[found["split"] == "family " + found["family"]]
     passes = found.groupby([*MODEL], dropna=False)
-    return passes[["taken", "best"]].sum()[passes.size() == passes["count"].first()]
+    return passes[["taken", "best"]].sum()[passes.size() == passes["calls"].first()]
