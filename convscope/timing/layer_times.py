@@ -246,9 +246,14 @@ def overhead_of(placed: Sequence[LayerTimes]) -> Overhead | None:
     layers = len(placed[0].layers_ms)
     if not layers:
         return None
-    empty_us = fmean(each_us for times in placed for each_us in times.empty_us)
-    added_us = median(added_ms * 1e3 for times in placed for added_ms in times.added_ms) / layers
-    return Overhead(max(0.0, (added_us - empty_us) / 2), empty_us)
+    empty_us = [fmean(times.empty_us) for times in placed]
+    mean_us = fmean(empty_us)
+    pairs_us = [
+        (1e3 * added_ms / layers - own_us) / 2 - _GROWTH * (own_us - mean_us)
+        for times, own_us in zip(placed, empty_us, strict=True)
+        for added_ms in times.added_ms
+    ]
+    return Overhead(max(0.0, median(pairs_us)), mean_us)
 
 
 def is_plausible_reference(overhead: Overhead) -> bool:

@@ -35,6 +35,16 @@ def test_all_placements_have_one_overhead():
     assert overhead_of([one, other, third]) == Overhead(pytest.approx(100.0), 0.0)
 
 
+def test_placements_in_which_records_cost_more_and_less_agree():
+    """Layers of 10 µs: in two placements a pair adds 3.7 to them and an empty one reads 2.3, in one 2.0 and 1.3."""
+    placed = [
+        LayerTimes([1.0], [[(10 + pair_us) / 1e3]] * 2, [[empty_us / 1e3]] * 2, [2e-3 * (2 * pair_us + empty_us)], 0)
+        for pair_us, empty_us in ((3.7, 2.3), (2.0, 1.3), (3.7, 2.3))
+    ]
+    found = overhead_of(placed)
+    assert [times.less(found) for times in placed] == [[pytest.approx([0.010])] * 2] * 3
+
+
 @pytest.mark.parametrize("added_ms", [-0.5, 0.0, 0.001])
 def test_events_that_add_no_more_than_their_empty_pairs_have_no_overhead(added_ms: float):
     found = overhead_of([LayerTimes([1.0], [[0.1]], [[0.002]], [added_ms], repeated=0)])
