@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What CUDA events cost the layers of a captured pass, by position: equal convolutions around one on several streams.
+"""Cost of CUDA events to the layers of a captured pass, by position: equal convolutions around one on several streams.
 
 cuDNN launches the kernels of a grouped convolution on several streams; behind it, a record of an event can cost more
 or less than before. Prints, asserts nothing. On a GPU:
@@ -23,7 +23,7 @@ from convscope.cli.display import table
 from convscope.cli.options import find_device
 from convscope.convolution import backends
 from convscope.timing import graphs
-from convscope.timing.layer_times import Overhead, instrumented, overhead_of
+from convscope.timing.layer_times import instrumented, overhead_of
 from profiler import CUDALayerTimer
 
 SAMPLES, WARMUP = 40, 10
@@ -55,7 +55,8 @@ def rows_of(equal: int, groups: int, device: torch.device) -> list[tuple[str, ..
     with graphs.capture(model) as plain, instrumented(plain, model, CUDALayerTimer(model, device.type)) as watched:
         graphs.settle(plain)
         times = watched.times(SAMPLES, WARMUP)
-    overhead = overhead_of([times]) or Overhead(0.0, 0.0)
+    overhead = overhead_of([times], is_row=True)
+    assert overhead is not None
     rows = []
     for number, (read_ms, less_ms) in enumerate(zip(times.layers_ms, times.less(overhead), strict=True)):
         read_us, less_us = 1e3 * median(read_ms), 1e3 * median(less_ms)

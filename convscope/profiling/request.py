@@ -82,6 +82,11 @@ class Run:
         return str(vars(self)["sizes_by"])
 
     @property
+    def is_table(self) -> bool:
+        """True for a table of convolutions: nothing is between one and the next."""
+        return names.kind_of(self.model) == names.TABLE
+
+    @property
     def device_type(self) -> str:
         """The kind of device, "cpu" or "cuda"."""
         return self.device.split(":")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -15,7 +16,7 @@ from convscope.timing.trace import LayerTrace
 
 
 class Reading(NamedTuple):
-    """What the events in a pass read, in ms, a value for each call of a convolution, in order.
+    """Readings of the events in a pass, in ms, a value for each call of a convolution, in order.
 
     Attributes:
         layers_ms: from the event before the call to the one behind it: its time, and what these two cost it.
@@ -66,9 +67,10 @@ class Sampler(Protocol):
 
 
 _PLAUSIBLE = 1.3  # factor between two measurements of a pair's overhead in one model
-_GROWTH = 1.7  # of a pair's overhead with the reading of an empty pair, on an H200 (docs/timing.md)
-_STATES_US = 0.4  # between readings of empty pairs of two states; in one state neighbours are closer
-_PAIR_US = (0.5, 20.0)  # bounds of a pair's overhead on any card: an empty pair alone reads 1.3 µs on an H200
+_GROWTH = 1.8  # of a pair's overhead with the reading of an empty pair, on an H200 (docs/timing.md)
+_GROWN_US = 1.5  # between readings of empty pairs at most, for which that holds: 1.3 and 2.3 to 2.8 µs were seen
+_STATES_US = 0.6  # between those of two states at least; less says nothing of a pair's overhead
+_PAIR_US = (0.5, 20.0)  # bounds of a pair's overhead on any card
 # Half the width of 95 % of the differences between a layer's events and its span, H200, ten models (docs/timing.md).
 EVENT_DOUBT_MS = 1.0e-3
 _GAP_DOUBT_MS = 0.15e-3  # that tracing adds to a gap between two kernels, there
@@ -77,22 +79,33 @@ SPAN_METHOD = "first kernel to last in a traced replay (CUPTI, separate process)
 
 @dataclass(frozen=True)
 class Overhead:
-    """Overhead of the pair of events around a call, in the mean over a pass, in microseconds.
+    """Overhead of the pair of events around a call, in microseconds.
 
     It is not the same throughout a pass: behind a convolution that launches the kernels of its groups on several
-    streams, a record can cost 2 µs more or less than before it (docs/timing.md).
+    streams, it can be 2 µs more or less than before it (docs/timing.md).
 
     Attributes:
-        pair_us: the excess in the reading of a pair.
-        empty_us: the reading of an empty pair.
+        pair_us: the excess in the reading of a pair, in the mean over a pass.
+        empty_us: the reading of an empty pair, likewise.
+        levels_us: the reading of an empty pair in each state that the pass is in.
     """
 
     pair_us: float
     empty_us: float
+    levels_us: Sequence[float]
 
     def at(self, empty_us: float) -> float:
-        """Return the overhead in µs of a pair where an empty one reads so much."""
-        return max(0.0, self.pair_us + _GROWTH * (empty_us - self.empty_us))
+        """Return the overhead in µs of a pair where an empty one reads so much, by the state that is nearest to it."""
+        return max(0.0, self.pair_us + _grown_us(_nearest(self.levels_us, empty_us) - self.empty_us))
+
+
+def _nearest(values: Sequence[float], value: float) -> float:
+    return min(values, key=lambda each: abs(each - value))
+
+
+def _grown_us(more_us: float) -> float:
+    """Return how much larger the overhead of a pair is where the reading of an empty one is so much larger; or less."""
+    return _GROWTH * max(-_GROWN_US, min(more_us, _GROWN_US))
 
 
 @dataclass(frozen=True)
@@ -114,30 +127,25 @@ class LayerTimes:
 
     @property
     def empty_us(self) -> list[float]:
-        """What an empty pair reads where each layer is, in microseconds: the median of all layers in that state."""
-        return levelled([1e3 * median(times) for times in self.empty_ms])
+        """Reading of the empty pair ahead of each layer, the median over the samples, in microseconds."""
+        return [1e3 * median(times) for times in self.empty_ms]
 
     def less(self, overhead: Overhead | None) -> list[list[float]]:
-        """Return the times of the layers without the overhead of their events, never below 0; None for no overhead."""
+        """Return the times of the layers without the overhead of their events, 0 at least; None takes nothing off."""
         if overhead is None:
             return self.layers_ms
-        pairs_ms = [overhead.at(empty_us) / 1e3 for empty_us in self.empty_us]
-        layers = zip(self.layers_ms, pairs_ms, strict=True)
-        return [[max(0.0, time_ms - pair_ms) for time_ms in times] for times, pair_ms in layers]
+        layers = zip(self.layers_ms, map(overhead.at, self.empty_us), strict=True)
+        return [[max(0.0, time_ms - pair_us / 1e3) for time_ms in times] for times, pair_us in layers]
 
 
-def levelled(values: Sequence[float]) -> list[float]:
-    """Return in the place of each value the median of its state: of those that no step of `_STATES_US` parts from it.
-
-    What an empty pair reads within a state says nothing of the overhead there.
-    """
-    states: list[list[int]] = []
-    for index in sorted(range(len(values)), key=values.__getitem__):
-        if not states or values[index] - values[states[-1][-1]] >= _STATES_US:
+def levels(values: Sequence[float]) -> list[float]:
+    """Return the median of each state: of values that no step of `_STATES_US` parts from the next."""
+    states: list[list[float]] = []
+    for value in sorted(values):
+        if not states or value - states[-1][-1] >= _STATES_US:
             states.append([])
-        states[-1].append(index)
-    level_of = {index: median(values[each] for each in state) for state in states for index in state}
-    return [level_of[index] for index in range(len(values))]
+        states[-1].append(value)
+    return [median(state) for state in states]
 
 
 def layer_times(
@@ -233,27 +241,34 @@ def layer_time(events_ms: Sequence[Sequence[float]], traced: LayerTrace | None, 
     return LayerTime(summarize_placed(traced.spans_ms, doubt_ms), SPAN_METHOD)
 
 
-def overhead_of(placed: Sequence[LayerTimes]) -> Overhead | None:
-    """Return the overhead of a pair of events around a layer, by what all events of passes add to them; None for none.
+def overhead_of(placed: Sequence[LayerTimes], is_row: bool = False) -> Overhead | None:
+    """Return the overhead of a pair of events around a layer, by what all events of passes add to them.
 
-    Between the kernels of a pass three records make five boundaries. A pair sees two of them, the empty pair ahead of
-    it one. So the overhead of a pair is half of what is added beside the empty pair. This holds where the kernels of a
-    pass follow each other on one stream.
+    Around a layer between other kernels three records make five boundaries, where two were. The pair sees two of them,
+    the empty pair ahead of it one, so the overhead of a pair is half of what is added beside the empty pair. Where one
+    layer follows the other directly there are two empty pairs, and a pair's overhead once. This holds where the kernels
+    of a pass follow each other on one stream.
 
     Args:
         placed: times of the same layers in several placements.
+        is_row: the layers of the pass follow each other directly.
+
+    Returns: None where there are no layers.
     """
     layers = len(placed[0].layers_ms)
     if not layers:
         return None
-    empty_us = [fmean(times.empty_us) for times in placed]
-    mean_us = fmean(empty_us)
+    is_replay = all(times.way == graphs.REPLAY_METHOD for times in placed)
+    read_us = [reading for times in placed for reading in times.empty_us]
+    levels_us = levels(read_us) if is_replay else [median(read_us)]
+    own_us = [fmean(_nearest(levels_us, reading) for reading in times.empty_us) for times in placed]
+    mean_us, joined = fmean(own_us), layers - 1 if is_row else 0
     pairs_us = [
-        (1e3 * added_ms / layers - own_us) / 2 - _GROWTH * (own_us - mean_us)
-        for times, own_us in zip(placed, empty_us, strict=True)
+        (1e3 * added_ms - (layers + joined) * empty_us) / (2 * layers - joined) - _grown_us(empty_us - mean_us)
+        for times, empty_us in zip(placed, own_us, strict=True)
         for added_ms in times.added_ms
     ]
-    return Overhead(max(0.0, median(pairs_us)), mean_us)
+    return Overhead(max(0.0, median(pairs_us)), mean_us, levels_us)
 
 
 def is_plausible_reference(overhead: Overhead) -> bool:
@@ -267,6 +282,7 @@ def plausible_overhead(measured: Overhead, reference: Overhead) -> Overhead:
     They are far apart where an algorithm spreads over several streams (cuDNN's FFTs), because the events also cost the
     pass the overlap of its streams; and where the pass is so long that its scatter hides a few microseconds.
     """
-    expected_us = reference.at(measured.empty_us)
+    more_us = measured.empty_us - reference.empty_us
+    expected_us = reference.pair_us + (_grown_us(more_us) if abs(more_us) >= _STATES_US else 0.0)
     is_near = expected_us / _PLAUSIBLE <= measured.pair_us <= expected_us * _PLAUSIBLE
-    return measured if is_near else Overhead(expected_us, measured.empty_us)
+    return measured if is_near or expected_us < _PAIR_US[0] else dataclasses.replace(measured, pair_us=expected_us)

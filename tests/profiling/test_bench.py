@@ -222,7 +222,7 @@ def test_an_algorithm_that_cannot_be_captured_in_a_model_that_can_is_an_error_an
     monkeypatch.setattr(bench.placement, "moved", lambda model, given, place: contextlib.nullcontext(given))
     made = on_gpu(Steps(gpu), [])
     made._device = torch.device("cuda")
-    made.reference = Overhead(2.0, 1.0)  # as of a calibration that captured the model
+    made.reference = Overhead(2.0, 1.0, [1.0])  # as of a calibration that captured the model
     monkeypatch.setattr(passes.graphs, "capture", refuse)
     with pytest.raises(NotCapturableError):
         made.layer_times_ms(GIVEN)
@@ -230,6 +230,34 @@ def test_an_algorithm_that_cannot_be_captured_in_a_model_that_can_is_an_error_an
     made.reference = None  # it did not: the model is timed eagerly then
     made._passes.times(GIVEN, samples=2)
     assert made._passes.refused is not None
+
+
+def test_an_overhead_far_from_the_reference_gives_way_to_it(gpu: fakes.Gpu):
+    made = on_gpu(Steps(gpu), [])
+    times = LayerTimes([1.0], [[0.1]], [[0.0025]], [0.05], 0)
+    measured = made._overhead([times])
+    assert measured is not None
+    assert measured.pair_us == pytest.approx((50 - 2.5) / 2)
+    made.reference = Overhead(4.7, 2.5, [2.5])
+    replaced = made._overhead([times])
+    assert replaced is not None
+    assert replaced.pair_us == pytest.approx(4.7)
+
+
+@pytest.mark.parametrize(("readings", "expected"), [([0.1, 30.0, 2.0], 2.0), ([0.1, 30.0, 0.2], None)])
+def test_a_reference_is_measured_until_it_can_be(
+    gpu: fakes.Gpu, monkeypatch: pytest.MonkeyPatch, readings: list[float], expected: float | None
+):
+    notes: list[str] = []
+    made = on_gpu(Steps(gpu), notes)
+    left = iter(readings)
+    monkeypatch.setattr(
+        made._passes, "times", lambda *_: LayerTimes([1.0], [[0.1]], [[0.0]], [2 * next(left) / 1e3], 0)
+    )
+    found = made._measured_reference(GIVEN)
+    assert (found and found.pair_us) == (pytest.approx(expected) if expected else None)
+    said = "the overhead of events read 0.20 µs, which cannot be: each size goes by its own"
+    assert notes == ([] if expected else [said])
 
 
 def test_another_size_is_asked_anew_whether_it_can_be_captured(gpu: fakes.Gpu):
