@@ -115,7 +115,7 @@ class Bench:
     def _measured_reference(self, given: Inputs) -> Overhead | None:
         for _ in range(CALIBRATIONS_MOST):
             times = self._passes.times(given, CALIBRATION_SAMPLES)
-            measured = overhead_of([times], self._run.is_table)
+            measured = overhead_of([times], self._run.adds_up)
             if measured is None or times.way == eager.INCLUDED_METHOD:
                 return None
             if is_plausible_reference(measured):
@@ -328,7 +328,7 @@ class Bench:
         """Return the overhead of a pair of events, None where there is none, or the host's launch outweighs it."""
         if any(times.way == eager.INCLUDED_METHOD for times in placed):
             return None
-        measured = overhead_of(placed, self._run.is_table)
+        measured = overhead_of(placed, self._run.adds_up)
         if measured is None or self.reference is None:
             return measured
         return plausible_overhead(measured, self.reference)

@@ -39,6 +39,8 @@ class Run:
         input_shape: "480x640", height and width of images that are not square; None for square ones.
         evicts: what a replay left in the second-level cache is evicted before the next one that is timed: on a GPU, of
             a table, whose convolutions make no network (`placement.Eviction`).
+        adds_up: by their events layers add up to their pass (`layer_times.overhead_of`): on a GPU, those of a table,
+            which follow each other directly.
         model_digest: of the model's code and weights (`Source.digest`); "" where it is not known.
         plans_digest: of the document that has the plan of each layer, "" where the algorithm needs none.
         sizes_by: option that named the sizes, "" where they are a default; an `InitVar`, so that no record has it.
@@ -70,6 +72,7 @@ class Run:
     max_workspace_bytes: int | None = None
     input_shape: str | None = None
     evicts: bool = False
+    adds_up: bool = False
     sizes_by: dataclasses.InitVar[str] = ""
 
     def __post_init__(self, sizes_by: str) -> None:
@@ -80,11 +83,6 @@ class Run:
     def sizes_option(self) -> str:
         """Option that named the sizes, "" where they are a default."""
         return str(vars(self)["sizes_by"])
-
-    @property
-    def is_table(self) -> bool:
-        """True for a table of convolutions: nothing is between one and the next."""
-        return names.kind_of(self.model) == names.TABLE
 
     @property
     def device_type(self) -> str:
@@ -218,6 +216,7 @@ def _decided(
     elif num_sizes is None:
         num_sizes = SIZES_BY_STAGE[STAGES[-1]]
     named = None if input_sizes is None else _named_sizes(input_sizes)
+    is_row = not device.startswith("cpu") and names.kind_of(model) == names.TABLE
     run = Run(
         model=model,
         algorithm=algorithm,
@@ -228,7 +227,8 @@ def _decided(
         device=device,
         math=options.math_for(device.split(":")[0], math),
         input_shape="{}x{}".format(*shape) if shape and shape[0] != shape[1] else None,
-        evicts=not device.startswith("cpu") and names.kind_of(model) == names.TABLE,
+        evicts=is_row,
+        adds_up=is_row,
         **settings,
     )
     _check(run)

@@ -104,7 +104,7 @@ def _nearest(values: Sequence[float], value: float) -> float:
 
 
 def _grown_us(more_us: float) -> float:
-    """Return how much larger the overhead of a pair is where the reading of an empty one is so much larger; or less."""
+    """Return the change of the overhead of a pair with a change of the reading of an empty one."""
     return _GROWTH * max(-_GROWN_US, min(more_us, _GROWN_US))
 
 

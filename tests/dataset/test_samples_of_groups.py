@@ -47,12 +47,13 @@ def test_what_ran_is_what_the_kernels_show(tmp_path: Path, cells: dict[str, obje
     ("asked", "overwrites"),
     [
         ([{"device": "cuda:0"}], True),
-        ([{"device": "cuda:0", "evicts": True}], False),
-        ([{"device": "cuda:0"}, {"device": "cuda:0", "evicts": True}], False),  # another --first, before
+        ([{"device": "cuda:0", "evicts": True}], True),
+        ([{"device": "cuda:0", "evicts": True, "adds_up": True}], False),
+        ([{"device": "cuda:0"}, {"device": "cuda:0", "adds_up": True}], False),  # another --first, before
         ([{"device": "cpu"}], False),
     ],
 )
-def test_a_group_that_a_version_without_eviction_began_is_measured_anew(
+def test_a_group_that_a_version_which_times_otherwise_began_is_measured_anew(
     tmp_path: Path, asked: list[dict[str, object]], overwrites: bool
 ):
     group = GroupFolder(tmp_path, GROUP)
@@ -67,15 +68,15 @@ def test_a_group_that_a_version_without_eviction_began_is_measured_anew(
 @pytest.mark.parametrize(
     ("request_", "method"),
     [
+        ({"device": "cuda:0", "evicts": True, "adds_up": True}, "CUDA events around the call, its share of replays of "
+         "a captured pass, its data out of the cache"),
         ({"device": "cuda:0", "evicts": True}, "CUDA events around the call, in replays of a captured pass, its data "
          "out of the cache"),
         ({"device": "cuda:0"}, "CUDA events around the call, in replays of a captured pass"),
         ({"device": "cpu"}, CPU_METHOD),
     ],
 )  # fmt: skip
-def test_a_sample_says_whether_the_cache_was_evicted_before_its_time_was_taken(
-    tmp_path: Path, request_: dict[str, object], method: str
-):
+def test_a_sample_says_how_its_time_was_taken(tmp_path: Path, request_: dict[str, object], method: str):
     cells = {"layer": "s0", "candidate": "torch", "outcome": "ok", "kernel_size": "3x3", "rounds": 2, "mean_ms": 1.0}
     plan = fill(PlanRow, **{field.name: None for field in dataclasses.fields(PlanRow)} | cells)
     (sample,) = GroupFolder(tmp_path, GROUP)._samples([plan], {"verification": request_})

@@ -24,6 +24,7 @@ TABLE, ABOUT = "shapes.csv", "group.json"
 STATUS = {OK: "ok", REFUSED: "unsupported", WRONG: "wrong", **{each: each for each in (LESS_PRECISE, SLOW, LOST)}}
 IN_A_PASS = "CUDA events around the call, in replays of a captured pass"
 EVICTED = f"{IN_A_PASS}, its data out of the cache"
+SHARE = "CUDA events around the call, its share of replays of a captured pass, its data out of the cache"
 _COPIED = ("energy_j", "energy_uncertainty_j", "workspace_bytes", "relative_error", "kernels")
 
 
@@ -64,11 +65,11 @@ class GroupFolder:
 
     @property
     def is_older(self) -> bool:
-        """Tell whether versions that evicted nothing alone began the group on a GPU: their rounds are not continued."""
+        """Tell whether versions that timed otherwise alone began the group on a GPU: their rounds are not continued."""
         runs = [Store(path.parent, PLANS).read_run() or {} for path in self.path.glob("*/run.json")]
         asked = [run.get(PLANS.request, {}) for run in runs]
         on_gpu = [each for each in asked if str(each.get("device", "")).startswith("cuda")]
-        return bool(on_gpu) and not any(each.get("evicts") for each in on_gpu)
+        return bool(on_gpu) and not any(each.get("adds_up") for each in on_gpu)
 
     def flags(self, first: int, rounds: int, device: str) -> list[str]:
         """Return the options of `run_verify.py` that measure the group; `first` and `rounds` are as there."""
@@ -94,8 +95,7 @@ class GroupFolder:
 
     def _samples(self, rows: list[PlanRow], run: dict[str, Any]) -> Iterator[SampleRow]:
         environment, request = run.get("environment", {}), run.get(PLANS.request, {})
-        on_cpu = str(request.get("device", "")).startswith("cpu")
-        timing_method = CPU_METHOD if on_cpu else EVICTED if request.get("evicts") else IN_A_PASS
+        timing_method = _timing_method(request)
         for row in (each for each in rows if each.outcome != OK or each.mean_ms is not None):
             use = self.group.uses[int(row.layer.removeprefix("s"))]
             settings = SETTINGS[self.group.stratum.setting]
@@ -111,6 +111,13 @@ class GroupFolder:
                 family=use.model and family_of(use.model), input_size=use.input_size, layer=use.layer,
                 status=STATUS[row.outcome], reason=row.reason,
             )  # fmt: skip
+
+
+def _timing_method(request: dict[str, Any]) -> str:
+    """Return how a group was timed, by the request that its run keeps."""
+    if str(request.get("device", "")).startswith("cpu"):
+        return CPU_METHOD
+    return SHARE if request.get("adds_up") else EVICTED if request.get("evicts") else IN_A_PASS
 
 
 def _ran(row: PlanRow) -> str | None:

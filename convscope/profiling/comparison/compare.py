@@ -33,9 +33,10 @@ VERDICTS = ("slower", "ambiguous", "not compared", "same", "faster")
 # Runs of the same kernels on an H200 were up to 4 % apart, from one place of their tensors in memory to another.
 TOLERANCE_PCT = 5.0
 
-USUAL = {"dtype": "float32", "layout": "nchw", "plans_digest": "", "evicts": False}  # where a version has no other
+# Where a version has no other.
+USUAL = {"dtype": "float32", "layout": "nchw", "plans_digest": "", "evicts": False, "adds_up": False}
 WORK = ("model", "batch_size", "input_shape", "dtype")
-ENVIRONMENT = ("device_type", "math", "evicts", *SOFTWARE, "power_limit_w", "ecc")
+ENVIRONMENT = ("device_type", "math", "evicts", "adds_up", *SOFTWARE, "power_limit_w", "ecc")
 NOTED = (
     MODEL_DIGEST,
     "algorithm",
