@@ -1,0 +1,36 @@
+"""Times of layers by events alone, on a real GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from convscope.profiling.bench import Bench
+from convscope.profiling.request import make_run
+from convscope.verification.evidence import open_subject
+from profiler import CUDALayerTimer, PowerMonitor
+
+HEADER = "layer,batch,channels,filters,height,width,kernel,stride,padding,dilation,groups"
+EQUAL, FORKED = "1,64,64,28,28,3,1,1,1,1", "1,192,192,91,91,1,1,0,1,6"
+EACH_SIDE = 6
+
+
+@pytest.mark.quiet
+@pytest.mark.parametrize("among", [FORKED, EQUAL], ids=["forked", "equal"])
+def test_equal_convolutions_take_as_long_before_one_on_several_streams_as_behind_it(among: str, tmp_path: Path):
+    shapes = [*[EQUAL] * EACH_SIDE, among, *[EQUAL] * EACH_SIDE]
+    path = tmp_path / "row.csv"
+    path.write_text("\n".join([HEADER, *(f"l{number},{shape}" for number, shape in enumerate(shapes))]))
+    run = make_run(str(path), "torch", num_sizes=1, device="cuda:0", math="tf32", energy=False, measure_iters=20)
+    with open_subject(run) as subject:
+        timer = CUDALayerTimer(subject.model, "cuda")
+        bench = Bench(run, subject.model, subject.device, timer, PowerMonitor(), print)
+        bench.calibrate(run.input_sizes[0])
+        found = bench.measure(run.input_sizes[0], subject.layers, check_errors=False)
+    times_us = [1e3 * layer.mean_ms for layer in found.layers]
+    before, behind = times_us[:EACH_SIDE], times_us[EACH_SIDE + 1 :]
+    assert fmean(before) == pytest.approx(fmean(behind), abs=0.6)  # their events read 2 µs more before it
+    assert max(before + behind) - min(before + behind) < 1.5
+    assert sum(times_us) == pytest.approx(1e3 * found.passes.mean_ms, rel=0.02)
