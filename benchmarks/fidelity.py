@@ -6,7 +6,10 @@ graph; traced by a process that no figure of the profile comes from, with its ow
 which the driver sets or copies memory are counted apart: traced, that takes some microseconds more than it does
 untraced, so that CUPTI is no truth for them. Prints, asserts nothing. On a GPU where CUPTI may be used:
 
-    python benchmarks/fidelity.py [--models resnet50,torchvision:mobilenet_v2] [--size 224]
+    python benchmarks/fidelity.py [--models resnet50,torchvision:mobilenet_v2] [--size 224] [--as-tables]
+
+With --as-tables each model's convolutions are measured as a table (`layers.csv`), one behind the other without a
+network, as data sets are.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import itertools
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -30,6 +34,7 @@ from convscope.cli.display import table
 from convscope.cli.options import MATHS, find_device
 from convscope.convolution import backends, models, swap
 from convscope.convolution.operator import release
+from convscope.dataset.collect.coverage import Group, Stratum, uses_of
 from convscope.profiling.bench import Bench
 from convscope.profiling.measurement import Measurement
 from convscope.profiling.request import Run, make_run
@@ -52,11 +57,20 @@ OTHER_PLACEMENTS = range(101, 106)
 
 
 def request(model: str, algorithm: str, math: str, size: int) -> Run:
-    """Return the request of `run_profile.py` for one model, algorithm and size."""
+    """Return the request of `run_profile.py` for one model, algorithm and size, or for a table, which has its own."""
+    sizes = None if model.endswith(".csv") else (size, size)
     return make_run(
-        model, algorithm, num_sizes=1, input_size_range=(size, size), device="cuda", math=math, energy=False,
+        model, algorithm, num_sizes=1, input_size_range=sizes, device="cuda", math=math, energy=False,
         measure_iters=SAMPLES,
     )  # fmt: skip
+
+
+def as_table(model: str, size: int, folder: Path) -> str:
+    """Write the different convolutions of a model as a table; return its path."""
+    uses = {use.key: use for _, use in uses_of(model, size)}
+    path = folder / f"{model.removeprefix('torchvision:')}.csv"
+    path.write_text(Group(Stratum("fp32", 1), tuple(uses), tuple(uses.values()), energy=False).table())
+    return str(path)
 
 
 def measure(
@@ -100,8 +114,8 @@ def passes_alone(names: list[str], size: int, device: torch.device) -> dict[str,
     return found
 
 
-def row(run: Run, found: Measurement, truth: list[LayerTrace], alone_ms: float) -> tuple[str, ...]:
-    """Return one line of the table."""
+def row(run: Run, found: Measurement, truth: list[LayerTrace], alone_ms: float | None) -> tuple[str, ...]:
+    """Return one line of the table; `alone_ms` is the pass in a process without CUPTI."""
     compared = [
         (times, method, summarize_placed(traced.spans_ms))
         for times, method, traced in zip(found.layers, found.layer_methods, truth, strict=True)
@@ -114,7 +128,7 @@ def row(run: Run, found: Measurement, truth: list[LayerTrace], alone_ms: float) 
     ]
     passes = found.passes
     return (
-        run.model.removeprefix("torchvision:"),
+        Path(run.model.removeprefix("torchvision:")).stem,
         run.math,
         f"{len(compared)} of {len(truth)}",
         str(sum(method == SPAN_METHOD for _, method, _ in compared)),
@@ -124,7 +138,7 @@ def row(run: Run, found: Measurement, truth: list[LayerTrace], alone_ms: float) 
         f"{found.overhead_us:.2f}",
         f"{passes.mean_ms:.4f}",
         f"{100 * (passes.ci95_ms or 0.0) / passes.mean_ms:.2f}",
-        f"{100 * (passes.mean_ms / alone_ms - 1):+.2f}",
+        f"{100 * (passes.mean_ms / alone_ms - 1):+.2f}" if alone_ms else "-",
         run.algorithm,
     )
 
@@ -152,16 +166,20 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--size", type=int, default=224)
     options.add_argument("--models", default=",".join(MODELS))
+    options.add_argument("--as-tables", action="store_true", help="the convolutions alone, as data sets have them")
     options.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     asked = options.parse_args()
     names, device = asked.models.split(","), find_device("cuda", "fidelity.py times a GPU")
     if asked.alone:
         print(json.dumps(passes_alone(names, asked.size, device)))
         return 0
-    command = [sys.executable, __file__, "--alone", "--models", asked.models, "--size", str(asked.size)]
-    alone = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     rows, differences = [], list[tuple[str, float]]()
-    with TraceProcess() as tracer, TraceProcess() as other:
+    with tempfile.TemporaryDirectory() as folder, TraceProcess() as tracer, TraceProcess() as other:
+        if asked.as_tables:
+            names, alone = [as_table(name, asked.size, Path(folder)) for name in names], dict[str, float]()
+        else:
+            command = [sys.executable, __file__, "--alone", "--models", asked.models, "--size", str(asked.size)]
+            alone = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         for name, math in itertools.product(names, MATHS):
             requests = [request(name, algorithm, math, asked.size) for algorithm in ALGORITHMS]
             tracer.begin(requests[0])
@@ -172,7 +190,7 @@ def main() -> int:
                 model = models.build(name).to(device)
             for run in requests:
                 found, by_events, truth = measure(run, model, device, tracer, other)
-                rows.append(row(run, found, truth, alone[f"{name} {math}"]))
+                rows.append(row(run, found, truth, alone.get(f"{name} {math}")))
                 differences += differences_us(by_events, truth)
                 print(*rows[-1], file=sys.stderr)
     header = (

@@ -70,6 +70,16 @@ def test_a_group_has_shapes_of_many_models_and_sizes():
     assert max(len([*run]) for _, run in itertools.groupby(by_model)) <= 3 * coverage.TURN_SHAPES
 
 
+def test_grouped_convolutions_are_ahead_of_the_others_in_a_group():
+    asked = dataclasses.replace(ASKED, models=("torchvision:regnet_y_400mf",), sizes=(128,), group_shapes=32)
+    first = next(coverage.groups(asked, set()))
+    grouped = [use.key[-1] != "1" for use in first.uses]
+    assert 4 <= sum(grouped) < len(grouped)
+    assert grouped == sorted(grouped, reverse=True)
+    assert first.keys == tuple(use.key for use in first.uses)
+    assert [line.split(",")[1:] for line in first.table().splitlines()[1:]] == [[*key] for key in first.keys]
+
+
 def test_groups_are_the_same_in_each_start_and_leave_out_what_is_known():
     first = [*coverage.groups(ASKED, set())]
     assert first == [*coverage.groups(ASKED, set())]

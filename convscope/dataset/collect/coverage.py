@@ -64,7 +64,11 @@ Source = Callable[[], tuple[tuple[Layer, Use], ...]]
 
 @dataclass(frozen=True)
 class Group:
-    """Shapes that are measured together, each with the first call that has it; with `energy`, joules too."""
+    """Shapes that are measured together, each with the first call that has it; with `energy`, joules too.
+
+    Grouped convolutions are ahead of the others: cuDNN launches many of them on several streams, and events cost
+    another amount before the last of these than behind it (docs/timing.md).
+    """
 
     stratum: Stratum
     keys: tuple[Key, ...]
@@ -158,19 +162,18 @@ def _of_stratum(
     while left is not None:
         energy = next(number) % asked.energy_every == 0 if asked.energy_every else False
         most = ENERGY_SHAPES if energy else asked.group_shapes
-        keys: list[Key] = []
         uses: list[Use] = []
         taken = 0
-        while left is not None and len(keys) < most:
+        while left is not None and len(uses) < most:
             layer, use = left
             needs = layer.minimum_bytes(ELEMENT_BYTES[SETTINGS[stratum.setting]["dtype"]])
-            if keys and taken + needs > asked.group_bytes:
+            if uses and taken + needs > asked.group_bytes:
                 break
-            keys.append(use.key)
             uses.append(use)
             taken += needs
             left = next(found, None)
-        yield Group(stratum, tuple(keys), tuple(uses), energy)
+        uses.sort(key=lambda use: use.key[-1] == "1")
+        yield Group(stratum, tuple(use.key for use in uses), tuple(uses), energy)
 
 
 def _found(
