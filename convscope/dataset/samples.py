@@ -31,6 +31,11 @@ _PAIRS = ("kernel_size", "stride", "padding", "dilation")
 ARITHMETIC = ("dtype", "math", "layout")
 WORK = (*SHAPE, *ARITHMETIC, "algorithm")
 """Columns of the work and of the algorithm that does it: the same on every card."""
+IN_A_PASS = "CUDA events around the call, in replays of a captured pass"
+EVICTED = f"{IN_A_PASS}, its data out of the cache"
+SHARE = "CUDA events around the call, its share of replays of a captured pass, its data out of the cache"
+OUTDATED = (IN_A_PASS, EVICTED)
+"""Ways in which earlier versions of a collection timed: what was timed so is measured anew."""
 TARGETS: Mapping[str, tuple[str, str]] = {
     "time": ("mean_ms", "ms"), "energy": ("energy_j", "J"), "workspace": ("workspace_bytes", "bytes"),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from convscope.prediction import cards, document, evaluation, intervals, predict
 from convscope.prediction.evaluation import Score, WorkspaceScore
 from convscope.prediction.predictor import Prediction, Predictor
 from convscope.prediction.workspace import WorkspacePredictor
+from convscope.storage import wording
 from convscope.storage.table import write_atomically
 
 SCORES = (
@@ -56,6 +58,7 @@ def fit(options: argparse.Namespace) -> int:
     known = calls.named_or_beside(options.calls, options.samples)
     if options.target == workspace.TARGET:
         return _fit_workspace(options, workspace.fit(kept, given, options.unit, known), kept)
+    _note_methods(kept)
     made = predictor.fit(kept, options.target, given, options.unit, known)
     own = kept[predictor.has(kept, made.target)]
     document.write(options.output, made, own)
@@ -64,6 +67,14 @@ def fit(options: argparse.Namespace) -> int:
     of = f"{several(len(own), 'sample')} of {', '.join(made.learned['gpu_names'])}"
     print(f"{made.target} of {of}{factor}: {options.output}")
     return 0
+
+
+def _note_methods(frame: pd.DataFrame) -> None:
+    """Say on stderr where the times of one card were taken in several ways: these can be some microseconds apart."""
+    timed = frame[(frame["status"] == "ok") & frame["mean_ms"].notna()]
+    for card, names in timed.groupby("gpu_name")["timing_method"].unique().items():
+        if len(methods := sorted({str(wording.present(name)) for name in names if isinstance(name, str)})) > 1:
+            print(f"times of {card} were taken in {len(methods)} ways: {'; '.join(methods)}", file=sys.stderr)
 
 
 def _fit_workspace(options: argparse.Namespace, made: WorkspacePredictor, kept: pd.DataFrame) -> int:
@@ -86,6 +97,7 @@ def evaluate(options: argparse.Namespace) -> int:
     known_calls = calls.named_or_beside(options.calls, options.samples)
     if options.target == workspace.TARGET:
         return _evaluate_workspace(options, frame, known_calls)
+    _note_methods(frame)
     asked = options.target, options.split, known, options.calibrate, options.processes, known_calls
     found = [*evaluation.noise(frame, options.target), *evaluation.scores(frame, *asked)]
     if options.json:

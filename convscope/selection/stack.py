@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from convscope import gpus
+from convscope.cli.display import several
 from convscope.errors import InputError
+from convscope.selection import candidates
 from convscope.storage import wording
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def narrowed(frame: pd.DataFrame, gpu: str | None, cudnn: str | None) -> tuple[S
         gpu, cudnn: None where the samples have only one.
 
     Raises:
-        InputError: the samples have several, or none that is meant, or were timed in several ways.
+        InputError: the samples have several, or none that is meant, or those of one shape were timed in several ways.
     """
     names, meant = sorted(frame["gpu_name"].unique()), _meant(frame, gpu)
     if len(meant) != 1:
@@ -59,10 +61,24 @@ def narrowed(frame: pd.DataFrame, gpu: str | None, cudnn: str | None) -> tuple[S
             f"--cudnn {cudnn}: {meant[0]} has samples of {', '.join(filter(None, versions)) or 'no cuDNN'}"
         )
     here = here[here["cudnn"].map(lambda each: each or "") == version]
-    methods = sorted(filter(None, {*map(wording.present, here["timing_method"].dropna().unique())}))
-    if len(methods) > 1:
-        raise InputError(f"samples were timed in several ways, which cannot be compared: {'; '.join(methods)}")
+    _check_methods(here)
     return Stack(meant[0], version or None, _only(here["driver"])), here.reset_index(drop=True)
+
+
+def _check_methods(here: pd.DataFrame) -> None:
+    timed = here[here["mean_ms"].notna() & here["timing_method"].notna()]
+    names = {name: wording.present(name) for name in timed["timing_method"].unique()}
+    if len({*names.values()}) < 2:
+        return
+    methods = timed["timing_method"].map(names)
+    shapes = candidates.keys(timed)
+    mixed = methods.groupby(shapes).transform("nunique") > 1
+    if mixed.any():
+        listed, count = "; ".join(sorted(methods[mixed].unique())), len({*shapes[mixed.to_numpy()]})
+        raise InputError(
+            f"samples of {several(count, 'shape')} were timed in several ways, which cannot be compared: {listed}: "
+            "take out those that were timed otherwise"
+        )
 
 
 def of_predictors(predictors: Iterable[Predictor], gpu: str | None, cudnn: str | None) -> Stack:

@@ -13,6 +13,7 @@ from convscope.dataset.collect import coverage, known
 from convscope.dataset.collect.request import SETTINGS
 from convscope.dataset.samples import SHAPE, SampleRow
 from convscope.errors import InputError
+from convscope.storage import wording
 from convscope.storage.environment import processor_name
 
 KEYS = [coverage.key_of(layer) for layer, _ in coverage.uses_of("alexnet", 64)]
@@ -55,6 +56,13 @@ def test_arithmetic_that_is_not_collected_is_not_counted(tmp_path: Path):
     rows = [sample(KEYS[0], math="tf32"), sample(KEYS[1], dtype="bfloat16")]
     samples.write(tmp_path / "known.csv", rows)
     assert known.shapes([tmp_path / "known.csv"], None) == {("tf32", KEYS[0])}
+
+
+def test_what_an_earlier_version_timed_otherwise_is_not_known(tmp_path: Path):
+    methods = samples.SHARE, samples.EVICTED, samples.IN_A_PASS, [*wording.PRESENT][4]
+    rows = [sample(key, timing_method=method) for key, method in zip(KEYS, methods, strict=False)]
+    samples.write(tmp_path / "known.csv", rows)
+    assert known.shapes([tmp_path / "known.csv"], None) == {("fp32", KEYS[0])}
 
 
 def test_what_is_known_is_counted_and_the_others_are_measured(

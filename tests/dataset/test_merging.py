@@ -56,6 +56,19 @@ def test_a_row_with_an_earlier_text_of_its_timing_method_is_the_same_row_and_kee
         assert (kept.timing_method, again) == (now, count)
 
 
+def test_times_of_an_earlier_version_are_left_out_where_their_shapes_are_timed_anew():
+    earlier = dataclasses.replace(ROW, timing_method=samples.EVICTED)
+    refused = dataclasses.replace(earlier, algorithm="fft", mean_ms=None, status="unsupported", reason="not here")
+    joules = dataclasses.replace(earlier, algorithm="winograd", energy_j=1.5, energy_uncertainty_j=0.1)
+    other = dataclasses.replace(earlier, stride="2x2")
+    anew = dataclasses.replace(AGAIN, timing_method=samples.SHARE)
+    kept, count = merging.without_outdated([earlier, refused, joules, other, anew])
+    alone = dataclasses.replace(joules, mean_ms=None, mean_ci95_ms=None, placements=None, timing_method=None)
+    assert kept == [alone, other, anew]
+    assert count == 3
+    assert merging.without_outdated([earlier, refused, joules, other]) == ([earlier, refused, joules, other], 0)
+
+
 def test_rows_of_one_run_timed_in_two_ways_are_refused(tmp_path: Path):
     one, two = (written(tmp_path / f"{way}.csv", dataclasses.replace(ROW, timing_method=way)) for way in "ab")
     with pytest.raises(ContradictionError, match=r"says two things: .* timing_method a and b: leave one"):

@@ -124,13 +124,22 @@ def test_several_drivers_are_not_named():
         ({"cudnn": "9.24.0"}, (None, None), "several versions of cuDNN: say --cudnn, one of 9.19.0, 9.24.0"),
         ({"cudnn": None}, (None, None), "say --cudnn, one of none, 9.19.0"),
         ({}, (None, "9.1.0"), "--cudnn 9.1.0: Tesla T4 has samples of 9.19.0"),
-        ({"timing_method": "a watch"}, (None, None), "timed in several ways, .* compared: a watch; events"),
+        (
+            {"timing_method": "a watch"}, (None, None),
+            "samples of 1 shape were timed in several ways, .* compared: a watch; events: take out",
+        ),
     ],
 )  # fmt: skip
 def test_several_stacks_are_never_mixed(others: dict[str, Any], asked: tuple[Any, Any], expected: str):
     every = frame(row(timing_method="events"), row(**{"timing_method": "events", **others, "algorithm": "fft"}))
     with pytest.raises(InputError, match=expected):
         stack.narrowed(every, *asked)
+
+
+def test_shapes_that_were_timed_in_different_ways_are_not_compared_with_each_other():
+    energy = row(timing_method=None, mean_ms=None, energy_j=0.3, algorithm="fft")
+    every = frame(row(timing_method="events"), row(timing_method="a watch", stride="2x2"), energy)
+    assert len(stack.narrowed(every, None, None)[1]) == 3
 
 
 def test_samples_with_an_earlier_text_of_their_timing_method_are_of_the_same_method():

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from convscope.dataset.collect import group
+from convscope.dataset import samples
 from convscope.storage import wording
 from convscope.timing import eager, graphs, stopwatch
 
 
 def test_the_present_texts_are_those_that_are_written_now():
     written = {graphs.REPLAY_METHOD, eager.HIDDEN_METHOD, eager.INCLUDED_METHOD, stopwatch.LAUNCHED_METHOD}
-    assert {*wording.PRESENT.values()} == {*written, group.IN_A_PASS, "one time, as published"}
+    assert {*wording.PRESENT.values()} == {*written, samples.IN_A_PASS, "one time, as published"}
 
 
 @pytest.mark.parametrize(("earlier", "now"), wording.PRESENT.items())

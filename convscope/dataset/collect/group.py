@@ -12,7 +12,7 @@ from convscope.atlas.rows import LESS_PRECISE, LOST, OK, PLANS, REFUSED, SLOW, P
 from convscope.convolution.tolerance import WRONG
 from convscope.dataset.collect.coverage import Group, Key, Stratum, Use
 from convscope.dataset.collect.request import SETTINGS, family_of
-from convscope.dataset.samples import SHAPE, SampleRow
+from convscope.dataset.samples import EVICTED, IN_A_PASS, SHAPE, SHARE, SampleRow
 from convscope.errors import InputError
 from convscope.storage.store import Store
 from convscope.storage.table import fill, write_atomically
@@ -22,9 +22,6 @@ from convscope.verification import kernel_families
 
 TABLE, ABOUT = "shapes.csv", "group.json"
 STATUS = {OK: "ok", REFUSED: "unsupported", WRONG: "wrong", **{each: each for each in (LESS_PRECISE, SLOW, LOST)}}
-IN_A_PASS = "CUDA events around the call, in replays of a captured pass"
-EVICTED = f"{IN_A_PASS}, its data out of the cache"
-SHARE = "CUDA events around the call, its share of replays of a captured pass, its data out of the cache"
 _COPIED = ("energy_j", "energy_uncertainty_j", "workspace_bytes", "relative_error", "kernels")
 
 

@@ -66,13 +66,14 @@ def _package(options: argparse.Namespace) -> int:
         rows, again = merging.merged(options.samples)
     except merging.ContradictionError as error:
         return report_error("convscope dataset package", error)
+    rows, outdated = merging.without_outdated(rows)
     known = calls.read(path for each in options.samples for path in calls.beside(each))
     made = folder.package(rows, Release(options.release, day, options.url, options.creator), known)
     folder.write(options.output, made)
     if lacking := len({*calls.passes(rows)} - {(row.model, row.input_size) for row in known}):
         what = f"no calls of {several(lacking, 'pass')} of models, or these do not take the size"
         print(f"{what}: convscope dataset calls writes a file of them, which belongs beside the samples")
-    for line in _said(made, again, options.url):
+    for line in _said(made, again, outdated, options.url):
         print(one_line(line))
     counts = f"{several(len(rows), 'sample')}, {several(len(made.files), 'file')}"
     print(f"{counts}, {made.bytes / folder.MEGABYTE:.2f} MB: {options.output}")
@@ -86,11 +87,13 @@ def _is_day(text: str) -> bool:
         return False
 
 
-def _said(made: folder.Package, again: int, url: str) -> list[str]:
-    """Return what is to be known of a merge: rows in several files, conflicts, splits that there are none of."""
+def _said(made: folder.Package, again: int, outdated: int, url: str) -> list[str]:
+    """Return what is to be known of a merge: rows in several files, outdated ones, conflicts, splits of which none."""
     from convscope.dataset.package import merging
 
     lines = [f"kept once although in several files: {several(again, 'row')}"] if again else []
+    if outdated:
+        lines.append(f"left out, timed as earlier versions did and their shapes anew: {several(outdated, 'sample')}")
     for each in made.conflicts[:_SHOWN]:
         what = f"{each.status} and {each.other_status}"
         if each.kind == merging.TIMES:

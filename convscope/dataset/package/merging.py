@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from convscope.dataset import samples
-from convscope.dataset.samples import SAMPLES, WORK, SampleRow
+from convscope.dataset.samples import ARITHMETIC, OUTDATED, SAMPLES, SHAPE, SHARE, WORK, SampleRow
 from convscope.errors import InputError, StopError
 from convscope.storage import table, wording
 from convscope.storage.table import Table
@@ -78,6 +78,25 @@ def merged(paths: Sequence[Path]) -> tuple[list[SampleRow], int]:
     if not found:
         raise InputError(f"{', '.join(map(str, paths))}: no samples in it: measure some, or import them")
     return in_order(found.values()), again
+
+
+def without_outdated(rows: Sequence[SampleRow]) -> tuple[list[SampleRow], int]:
+    """Return the samples without those that an earlier version timed in another way and whose shapes are timed anew.
+
+    An energy stays, as a sample without a time. Returns also the number of samples that were outdated.
+    """
+    anew = {_shape_of(row) for row in rows if row.mean_ms is not None and row.timing_method == SHARE}
+    outdated = [row.timing_method in OUTDATED and _shape_of(row) in anew for row in rows]
+    kept = [_without_time(row) if out else row for row, out in zip(rows, outdated, strict=True)]
+    return [row for row, out in zip(kept, outdated, strict=True) if not out or row.energy_j is not None], sum(outdated)
+
+
+def _shape_of(row: SampleRow) -> tuple[Any, ...]:
+    return tuple(getattr(row, name) for name in ("gpu_name", "cudnn", *SHAPE, *ARITHMETIC))
+
+
+def _without_time(row: SampleRow) -> SampleRow:
+    return replace(row, mean_ms=None, mean_ci95_ms=None, placements=None, timing_method=None)
 
 
 def in_order(rows: Iterable[SampleRow]) -> list[SampleRow]:

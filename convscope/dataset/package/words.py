@@ -43,9 +43,11 @@ METHOD = (
     "through other convolutions, over several placements of weights and inputs in memory, which the 95 % interval "
     "covers; the launch by the host is not in them. Where `timing_method` ends with `its data out of the cache`, what "
     "a replay left in the second-level cache was evicted before the next, by other data or by the pass itself, which "
-    "moved more than that holds. On a CPU they are wall-clock times. Results were compared with float64. Kernels were "
-    "recorded by CUPTI after all times had been taken. Energy is of the call replayed alone: the difference of the "
-    "card's energy counter over the replays between two of its ticks."
+    "moved more than that holds. Where it says `in replays`, not `its share of replays`, an earlier version timed "
+    "the call, and most calls of a few microseconds are about 0.6 µs too long (H200). On a CPU they are wall-clock "
+    "times. Results were compared with float64. Kernels were recorded by CUPTI after all times had been taken. Energy "
+    "is of the call replayed alone: the difference of the card's energy counter over the replays between two of its "
+    "ticks."
 )
 LIMITATIONS = (
     "Inputs and filters are mostly not in the cache when a call begins; in a model a layer's input has just been "
