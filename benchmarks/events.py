@@ -49,8 +49,8 @@ class Row(nn.Module):
         return [each(self.get_buffer(f"input{number}")) for number, each in enumerate(self.convolutions)]
 
 
-def rows_of(equal: int, groups: int, device: torch.device) -> list[tuple[str, ...]]:
-    """Measure one pass; return a row for each convolution, in µs."""
+def rows_of(equal: int, groups: int, device: torch.device) -> tuple[list[tuple[str, ...]], float, float]:
+    """Measure one pass; return a row for each convolution, the time of the pass, and the sum of theirs, in µs."""
     model = Row(equal, groups).to(device)
     with graphs.capture(model) as plain, instrumented(plain, model, CUDALayerTimer(model, device.type)) as watched:
         graphs.settle(plain)
@@ -62,7 +62,7 @@ def rows_of(equal: int, groups: int, device: torch.device) -> list[tuple[str, ..
         read_us, less_us = 1e3 * median(read_ms), 1e3 * median(less_ms)
         cells = read_us, times.empty_us[number], less_us, read_us - overhead.pair_us
         rows.append((str(number), "other" if number == equal else "equal", *(f"{cell:.2f}" for cell in cells)))
-    return rows
+    return rows, 1e3 * median(times.passes_ms), 1e3 * sum(map(median, times.less(overhead)))
 
 
 def main() -> int:
@@ -76,7 +76,8 @@ def main() -> int:
         for name, groups in AMONG.items():
             print(f"the one in the middle has {name}")
             header = "position", "convolution", "events", "empty pair", "time", "with one overhead for all"
-            print(table(header, rows_of(asked.equal, groups, device)), end="\n\n")
+            rows, pass_us, sum_us = rows_of(asked.equal, groups, device)
+            print(table(header, rows), f"the pass takes {pass_us:.1f}, its layers {sum_us:.1f}", sep="\n", end="\n\n")
     return 0
 
 
