@@ -5,6 +5,7 @@ Peaks are the vendor's, dense (without the factor of two for sparsity), at boost
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -82,6 +83,7 @@ CACHE_MIB = {
 }  # fmt: skip
 
 
+@functools.cache
 def identify(device_name: str) -> Gpu | None:
     """Return the catalogue's entry for a driver's device name ("NVIDIA H200"), or None where it has none.
 

@@ -6,10 +6,10 @@ often they call it. They are the same at every batch size.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,7 @@ MODEL_AT_SIZE = ("model", "input_size")
 """Columns that say which pass a call is of."""
 AT_ANY_BATCH = tuple(name for name in SHAPE if name != "batch_size")
 """Columns of a shape without its number of images."""
+_SHAPE = attrgetter(*AT_ANY_BATCH)
 CALLS = Table(CallRow, unique=(*MODEL_AT_SIZE, "position"), first=14)
 
 
@@ -119,7 +120,7 @@ def frame(rows: Sequence[CallRow]) -> pd.DataFrame:
     """Return calls as a data frame."""
     import pandas as pd
 
-    return pd.DataFrame([dataclasses.astuple(row) for row in rows], columns=CALLS.columns)
+    return pd.DataFrame([*map(vars, rows)], columns=CALLS.columns)
 
 
 def named(samples: Iterable[SampleRow]) -> set[tuple[str, int]]:
@@ -163,4 +164,5 @@ def problems(rows: Sequence[CallRow], samples: Sequence[SampleRow]) -> Iterator[
 
 
 def _shape(row: CallRow | SampleRow) -> tuple[Any, ...]:
-    return tuple(getattr(row, name) for name in AT_ANY_BATCH)
+    shape: tuple[Any, ...] = _SHAPE(row)
+    return shape

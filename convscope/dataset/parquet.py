@@ -90,8 +90,9 @@ def rows(path: Path, form: Table, numbered: bool = True) -> list[dict[str, str]]
     found = read(path)
     for difference in differences(found.schema, schema(form, numbered)):
         raise InputError(f"{path}: {difference}: write it anew (python -m convscope dataset package)")
-    every = found.select(form.columns).to_pylist()
-    return [{name: _text(value) for name, value in row.items()} for row in every]
+    names = form.columns
+    columns = [map(_text, found.column(name).to_pylist()) for name in names]
+    return [dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)]
 
 
 def _text(value: object) -> str:

@@ -7,6 +7,7 @@ the same work, card and software that were measured in two runs are repeats; bot
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ SHAPE = (
     *("batch_size", "in_channels", "out_channels", "in_height_px", "in_width_px"),
     *("kernel_size", "stride", "padding", "dilation", "groups"),
 )
+_TEXTS = 1 << 14  # different texts of cells that are remembered
 _COUNTS = ("batch_size", "in_channels", "out_channels", "in_height_px", "in_width_px", "groups")
 _PAIRS = ("kernel_size", "stride", "padding", "dilation")
 ARITHMETIC = ("dtype", "math", "layout")
@@ -143,18 +145,29 @@ def cells(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def kernel_names(text: str | None) -> list[str] | None:
+@functools.lru_cache(_TEXTS)
+def kernel_names(text: str | None) -> tuple[str, ...] | None:
     """Return the names in a cell of kernels, none where they are not known; None where it cannot be read."""
     if not text:
-        return []
+        return ()
     if not text.startswith("{"):
-        return [name for name in text.split(";") if name]
+        return tuple(name for name in text.split(";") if name)
     try:
         counts = json.loads(text)
     except ValueError:
         return None
     is_right = isinstance(counts, dict) and all(isinstance(each, int) and each > 0 for each in counts.values())
-    return [*counts] if is_right else None
+    return tuple(counts) if is_right else None
+
+
+@functools.lru_cache(_TEXTS)
+def _why_not(name: str, text: str) -> str | None:
+    """Return what belongs into a cell of a count or a pair instead of this text; None where it is right."""
+    least = 0 if name == "padding" else 1
+    parts = text.split("x") if name in _PAIRS else [text.removesuffix(".0")]
+    if len(parts) == 1 + (name in _PAIRS) and all(each.isdecimal() and int(each) >= least for each in parts):
+        return None
+    return f"{'height and width, 3x3' if name in _PAIRS else 'a whole number'}, from {least}"
 
 
 def problems(row: Mapping[str, str]) -> Iterator[str]:
@@ -163,12 +176,8 @@ def problems(row: Mapping[str, str]) -> Iterator[str]:
     if row["dtype"] and row["dtype"] not in ELEMENT_BYTES:
         yield f"dtype is {row['dtype']!r}: choose one of {', '.join(ELEMENT_BYTES)}"
     for name in (*_COUNTS, *_PAIRS):
-        least = 0 if name == "padding" else 1
-        parts = row[name].split("x") if name in _PAIRS else [row[name].removesuffix(".0")]
-        right = len(parts) == 1 + (name in _PAIRS) and all(each.isdecimal() and int(each) >= least for each in parts)
-        if row[name] and not right:
-            form = "height and width, 3x3" if name in _PAIRS else "a whole number"
-            yield f"{name} is {row[name]!r}: write {form}, from {least}"
+        if row[name] and (form := _why_not(name, row[name])):
+            yield f"{name} is {row[name]!r}: write {form}"
     for name in ("mean_ms", "energy_j"):
         if row[name] and not 0 < float(row[name]) < float("inf"):
             yield f"{name} is {row[name]}: a measured value is above 0, and an absent one empty"

@@ -145,8 +145,8 @@ def sound_rows(path: Path, form: Table) -> tuple[dict[int, dict[str, str]], list
     return found, faults
 
 
-def frame(form: Table, kept: Sequence[Mapping[str, str]]) -> pd.DataFrame:
-    """Return rows as `rows` reads them as a data frame; a column that an older version did not have is empty."""
+def frame(form: Table, kept: Sequence[Mapping[str, object]]) -> pd.DataFrame:
+    """Return rows, as `rows` reads them or as values, as a data frame; what an older version did not have is empty."""
     import pandas as pd  # only those who want data frames need it
 
     if not kept:

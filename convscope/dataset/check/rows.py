@@ -52,8 +52,9 @@ def findings(rows: Sequence[SampleRow], checked: Checked) -> Iterator[Finding]:
 
 def values(row: SampleRow) -> Iterator[str]:
     """Yield the values of a sample that its column does not allow, or that do not go together."""
+    cells = vars(row)
     for column in COLUMNS:
-        value = getattr(row, column.name)
+        value = cells[column.name]
         if value is None:
             continue
         if column.values and value not in column.values:

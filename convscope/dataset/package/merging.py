@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from convscope.storage.table import Table
 
 WORK_ON_CARD = ("gpu_name", "cudnn", *WORK)
 """Columns that repeats share: what is computed, the kind of card, the library."""
+_KEY, _WORK = attrgetter(*SAMPLES.unique), attrgetter(*WORK_ON_CARD)
+_SHAPE = attrgetter("gpu_name", "cudnn", *SHAPE, *ARITHMETIC)
 TIMES, STATUSES = "times apart", "other statuses"
 _FINAL = ("ok", "unsupported", "wrong", "less precise")  # what the same software says of the same work each time
 _OF_A_RUN = re.compile(r"\S+ (?P<card>(?:GPU|MIG)-\S+|cpu) (?P<start>\S*)")
@@ -92,7 +95,8 @@ def without_outdated(rows: Sequence[SampleRow]) -> tuple[list[SampleRow], int]:
 
 
 def _shape_of(row: SampleRow) -> tuple[Any, ...]:
-    return tuple(getattr(row, name) for name in ("gpu_name", "cudnn", *SHAPE, *ARITHMETIC))
+    shape: tuple[Any, ...] = _SHAPE(row)
+    return shape
 
 
 def _without_time(row: SampleRow) -> SampleRow:
@@ -106,7 +110,8 @@ def in_order(rows: Iterable[SampleRow]) -> list[SampleRow]:
 
 def key_of(row: SampleRow) -> tuple[Any, ...]:
     """Return the key of a sample."""
-    return tuple(getattr(row, name) for name in SAMPLES.unique)
+    key: tuple[Any, ...] = _KEY(row)
+    return key
 
 
 def published(row: SampleRow) -> SampleRow:
@@ -137,7 +142,7 @@ def repeats(rows: Sequence[SampleRow]) -> Iterator[list[int]]:
     """Yield the numbers of the rows that are repeats of each other, at least two."""
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
-        groups[tuple(getattr(row, name) for name in WORK_ON_CARD)].append(number)
+        groups[_WORK(row)].append(number)
     yield from (numbers for numbers in groups.values() if len(numbers) > 1)
 
 

@@ -26,12 +26,7 @@ Roles = Mapping[str, Sequence[str]]
 
 def frame(rows: Sequence[SampleRow]) -> pd.DataFrame:
     """Return samples as `samples.read` returns them."""
-    cells = [{name: _text(getattr(row, name)) for name in SAMPLES.columns} for row in rows]
-    return samples.with_none(table.frame(SAMPLES, cells))
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value)
+    return samples.with_none(table.frame(SAMPLES, [*map(vars, rows)]))
 
 
 def taking_part(every: pd.DataFrame) -> npt.NDArray[np.intp]:
