@@ -50,7 +50,9 @@ def parser() -> OneLineParser:
     made.add_argument("--drawn", type=int, default=0, metavar="N", help=drawn)
     part = "measure part I of N of the shapes, 1/1: several GPUs take one part each, each into its own folder"
     made.add_argument("--part", type=_part, default="1/1", metavar="I/N", help=part)
-    known = "samples of this device, a published set or another collection: their shapes are not measured again"
+    known = (
+        "samples of this device, a published set or another collection: what this version timed is not measured again"
+    )
     made.add_argument("--known", nargs="+", type=Path, default=[], metavar="FILE", help=known)
     made.add_argument(
         "--list", action="store_true", help="print how much is measured and how much is left; needs no GPU"

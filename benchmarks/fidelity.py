@@ -69,7 +69,7 @@ def as_table(model: str, size: int, folder: Path) -> str:
     """Write the different convolutions of a model as a table; return its path."""
     uses = {use.key: use for _, use in uses_of(model, size)}
     path = folder / f"{model.removeprefix('torchvision:')}.csv"
-    path.write_text(Group(Stratum("fp32", 1), tuple(uses), tuple(uses.values()), energy=False).table())
+    path.write_text(Group.of(Stratum("fp32", 1), [*uses.values()], energy=False).table())
     return str(path)
 
 

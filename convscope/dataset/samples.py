@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from convscope.cudnn.shape import ELEMENT_BYTES
 from convscope.dataset import parquet
 from convscope.errors import InputError
-from convscope.storage import table
+from convscope.storage import table, wording
 from convscope.storage.table import Table
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ IN_A_PASS = "CUDA events around the call, in replays of a captured pass"
 EVICTED = f"{IN_A_PASS}, its data out of the cache"
 SHARE = "CUDA events around the call, its share of replays of a captured pass, its data out of the cache"
 OUTDATED = (IN_A_PASS, EVICTED)
-"""Ways in which earlier versions of a collection timed: what was timed so is measured anew."""
+"""Ways in which earlier versions of a collection timed, to be measured anew."""
 TARGETS: Mapping[str, tuple[str, str]] = {
     "time": ("mean_ms", "ms"), "energy": ("energy_j", "J"), "workspace": ("workspace_bytes", "bytes"),
 }  # fmt: skip
@@ -143,6 +143,16 @@ def cells(path: Path) -> list[dict[str, str]]:
         for problem in problems(row):
             raise InputError(f"{path}, {of} {number}: {problem}")
     return rows
+
+
+def several_ways(frame: pd.DataFrame) -> Iterator[str]:
+    """Yield a line for each card whose times were taken in several ways."""
+    timed = frame[(frame["status"] == "ok") & frame["mean_ms"].notna() & frame["timing_method"].notna()]
+    for card, names in timed.groupby("gpu_name")["timing_method"].unique().items():
+        methods = sorted({str(wording.present(name)) for name in names})
+        if len(methods) > 1:
+            listed = "; ".join(methods)
+            yield f"times of {card} were taken in {len(methods)} ways, which can be a microsecond apart: {listed}"
 
 
 @functools.lru_cache(_TEXTS)

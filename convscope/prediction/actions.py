@@ -16,6 +16,7 @@ import pandas as pd
 
 from convscope.cli.display import or_dash, several, table
 from convscope.cli.options import apart_from_inputs, at_least
+from convscope.cli.parser import one_line
 from convscope.dataset import calls, samples, totals
 from convscope.dataset.calls import CallRow
 from convscope.dataset.samples import TARGETS, WORK
@@ -25,7 +26,6 @@ from convscope.prediction import cards, document, evaluation, intervals, predict
 from convscope.prediction.evaluation import Score, WorkspaceScore
 from convscope.prediction.predictor import Prediction, Predictor
 from convscope.prediction.workspace import WorkspacePredictor
-from convscope.storage import wording
 from convscope.storage.table import write_atomically
 
 SCORES = (
@@ -58,7 +58,7 @@ def fit(options: argparse.Namespace) -> int:
     known = calls.named_or_beside(options.calls, options.samples)
     if options.target == workspace.TARGET:
         return _fit_workspace(options, workspace.fit(kept, given, options.unit, known), kept)
-    _note_methods(kept)
+    _note_ways(kept, options.target)
     made = predictor.fit(kept, options.target, given, options.unit, known)
     own = kept[predictor.has(kept, made.target)]
     document.write(options.output, made, own)
@@ -69,12 +69,9 @@ def fit(options: argparse.Namespace) -> int:
     return 0
 
 
-def _note_methods(frame: pd.DataFrame) -> None:
-    """Say on stderr where the times of one card were taken in several ways: these can be some microseconds apart."""
-    timed = frame[(frame["status"] == "ok") & frame["mean_ms"].notna()]
-    for card, names in timed.groupby("gpu_name")["timing_method"].unique().items():
-        if len(methods := sorted({str(wording.present(name)) for name in names if isinstance(name, str)})) > 1:
-            print(f"times of {card} were taken in {len(methods)} ways: {'; '.join(methods)}", file=sys.stderr)
+def _note_ways(frame: pd.DataFrame, target: str) -> None:
+    for line in samples.several_ways(frame) if target == "time" else ():
+        print(one_line(line), file=sys.stderr)
 
 
 def _fit_workspace(options: argparse.Namespace, made: WorkspacePredictor, kept: pd.DataFrame) -> int:
@@ -97,7 +94,7 @@ def evaluate(options: argparse.Namespace) -> int:
     known_calls = calls.named_or_beside(options.calls, options.samples)
     if options.target == workspace.TARGET:
         return _evaluate_workspace(options, frame, known_calls)
-    _note_methods(frame)
+    _note_ways(frame, options.target)
     asked = options.target, options.split, known, options.calibrate, options.processes, known_calls
     found = [*evaluation.noise(frame, options.target), *evaluation.scores(frame, *asked)]
     if options.json:

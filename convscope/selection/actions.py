@@ -6,11 +6,13 @@ import argparse
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from convscope.cli.display import or_dash, several, table
 from convscope.cli.options import apart_from_inputs, at_least, parse_bytes
+from convscope.cli.parser import one_line
 from convscope.dataset import calls, samples
 from convscope.errors import InputError
 from convscope.prediction import cards
@@ -178,6 +180,8 @@ def evaluate(options: argparse.Namespace) -> int:
 
     at_least("--processes", options.processes, 1)
     here, mine = stack.narrowed(samples.read(options.samples), options.gpu, options.cudnn)
+    for line in samples.several_ways(mine) if options.target == "time" else ():
+        print(one_line(line), file=sys.stderr)
     asked = Question(
         options.target, cards=cards.parsed(options.card), level=options.level, outside=options.outside,
         calls=calls.named_or_beside(options.calls, options.samples),

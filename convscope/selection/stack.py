@@ -66,7 +66,7 @@ def narrowed(frame: pd.DataFrame, gpu: str | None, cudnn: str | None) -> tuple[S
 
 
 def _check_methods(here: pd.DataFrame) -> None:
-    timed = here[here["mean_ms"].notna() & here["timing_method"].notna()]
+    timed = here[here[["mean_ms", "timing_method", "in_height_px"]].notna().all(axis=1)]
     names = {name: wording.present(name) for name in timed["timing_method"].unique()}
     if len({*names.values()}) < 2:
         return
@@ -77,7 +77,7 @@ def _check_methods(here: pd.DataFrame) -> None:
         listed, count = "; ".join(sorted(methods[mixed].unique())), len({*shapes[mixed.to_numpy()]})
         raise InputError(
             f"samples of {several(count, 'shape')} were timed in several ways, which cannot be compared: {listed}: "
-            "take out those that were timed otherwise"
+            "package them together (convscope dataset package), which keeps the newest, or leave a file out"
         )
 
 

@@ -69,7 +69,7 @@ class Sampler(Protocol):
 _PLAUSIBLE = 1.3  # factor between two measurements of a pair's overhead in one model
 _GROWTH = 1.8  # of a pair's overhead with the reading of an empty pair, on an H200 (docs/timing.md)
 _GROWN_US = 1.5  # between readings of empty pairs at most, for which that holds: 1.3 and 2.3 to 2.8 µs were seen
-_STATES_US = 0.8  # between those of two states at least; less says nothing: 2.3 to 2.8 were seen in a pass beside 2.9
+_STATES_US = 0.8  # between those of two states at least; less says nothing (2.3 to 2.8 µs beside 2.9 in a pass)
 _PAIR_US = (0.5, 20.0)  # bounds of a pair's overhead on any card
 # Half the width of 95 % of the differences between a layer's events and its span, H200, ten models (docs/timing.md).
 EVENT_DOUBT_MS = 1.0e-3

@@ -60,7 +60,7 @@ def test_arithmetic_that_is_not_collected_is_not_counted(tmp_path: Path):
 
 def test_what_an_earlier_version_timed_otherwise_is_not_known(tmp_path: Path):
     methods = samples.SHARE, samples.EVICTED, samples.IN_A_PASS, [*wording.PRESENT][4]
-    rows = [sample(key, timing_method=method) for key, method in zip(KEYS, methods, strict=False)]
+    rows = [sample(key, timing_method=method) for key, method in zip(KEYS[:4], methods, strict=True)]
     samples.write(tmp_path / "known.csv", rows)
     assert known.shapes([tmp_path / "known.csv"], None) == {("fp32", KEYS[0])}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes.drawn_samples import measured
@@ -65,8 +66,24 @@ def test_times_of_an_earlier_version_are_left_out_where_their_shapes_are_timed_a
     kept, count = merging.without_outdated([earlier, refused, joules, other, anew])
     alone = dataclasses.replace(joules, mean_ms=None, mean_ci95_ms=None, placements=None, timing_method=None)
     assert kept == [alone, other, anew]
-    assert count == 3
+    assert count == 2
     assert merging.without_outdated([earlier, refused, joules, other]) == ([earlier, refused, joules, other], 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gpu_name": "NVIDIA H200"},
+        {"cudnn": "9.1.0"},
+        {"math": "tf32"},
+        {"stride": "2x2"},
+        {"mean_ms": None, "status": "wrong"},
+    ],
+)
+def test_an_earlier_time_stays_where_nothing_of_the_same_shape_card_and_library_was_timed_anew(changes: dict[str, Any]):
+    earlier = dataclasses.replace(ROW, timing_method=samples.EVICTED)
+    other = dataclasses.replace(AGAIN, timing_method=samples.SHARE, **changes)
+    assert merging.without_outdated([earlier, other]) == ([earlier, other], 0)
 
 
 def test_rows_of_one_run_timed_in_two_ways_are_refused(tmp_path: Path):

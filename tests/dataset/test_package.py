@@ -15,7 +15,7 @@ from fakes.drawn_samples import CARDS, measured
 
 from convscope import __main__ as program
 from convscope.dataset import columns, samples, splits
-from convscope.dataset.package import folder
+from convscope.dataset.package import folder, partition
 from convscope.dataset.samples import SHAPE, SPLITS, SampleRow
 
 COUNT = 60
@@ -50,6 +50,28 @@ def test_the_folder_has_samples_splits_conflicts_documents_and_a_card(data: Path
         "croissant.json",
         "README.md",
     }
+
+
+def test_samples_in_memory_make_the_table_that_is_read_from_their_file(tmp_path: Path):
+    quoted = dataclasses.replace(ROWS[1], reason='a "word", and\nmore', relative_error=float("inf"), mean_ci95_ms=1e-7)
+    rows = [ROWS[0], *ROWS[2:], REFUSED, quoted]
+    samples.write(tmp_path / "samples.csv", rows)
+    pd.testing.assert_frame_equal(partition.frame(rows), samples.read([tmp_path / "samples.csv"]))
+
+
+def test_what_an_earlier_version_timed_is_left_out_and_counted_where_its_shape_is_timed_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    earlier = [dataclasses.replace(row, timing_method=samples.EVICTED) for row in measured(COUNT)]
+    anew = [dataclasses.replace(row, timing_method=samples.SHARE) for row in measured(2, run=2)]
+    data = packaged(tmp_path, [*earlier, *anew])
+    found = samples.read([data / "samples.parquet"])
+    again = {tuple(getattr(row, name) for name in ("gpu_name", *SHAPE)) for row in anew}
+    gone = [row for row in earlier if tuple(getattr(row, name) for name in ("gpu_name", *SHAPE)) in again]
+    assert 0 < len(gone) < len(earlier)
+    assert len(found) == len(earlier) - len(gone) + len(anew)
+    assert (found["timing_method"] == samples.SHARE).sum() == len(anew)
+    assert f"their shapes timed anew: {len(gone)} samples" in capsys.readouterr().out
 
 
 def test_what_is_read_from_parquet_is_what_was_measured(data: Path, tmp_path: Path):

@@ -11,6 +11,7 @@ from fakes.drawn_samples import drawn
 from convscope.dataset import samples
 from convscope.dataset.samples import SampleRow
 from convscope.errors import InputError
+from convscope.storage import wording
 
 ROW = next(drawn(1))
 
@@ -97,3 +98,14 @@ def test_the_mark_that_a_spreadsheet_writes_first_is_no_part_of_a_name(tmp_path:
     samples.write(path, drawn(2, ("Tesla P4",), ("gemm",)))
     marked.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert samples.cells(marked) == samples.cells(path)
+
+
+def test_times_of_one_card_in_several_ways_are_a_line_with_each_way(tmp_path: Path):
+    ways = [samples.SHARE, samples.EVICTED, [*wording.PRESENT][4], samples.IN_A_PASS]
+    of_two = [dataclasses.replace(ROW, timing_method=way, run=str(run)) for run, way in enumerate(ways)]
+    of_one = [dataclasses.replace(each, gpu_name="Tesla P4", timing_method=samples.SHARE) for each in of_two]
+    untimed = dataclasses.replace(of_one[0], mean_ms=None, energy_j=1.0, timing_method=samples.EVICTED, run="joules")
+    samples.write(tmp_path / "samples.csv", [*of_two, *of_one, untimed])
+    (line,) = samples.several_ways(samples.read([tmp_path / "samples.csv"]))
+    assert line.startswith(f"times of {ROW.gpu_name} were taken in 3 ways, ")
+    assert all(way in line for way in (samples.SHARE, samples.EVICTED, samples.IN_A_PASS))

@@ -31,5 +31,6 @@ def test_equal_convolutions_take_as_long_before_one_on_several_streams_as_behind
         found = bench.measure(run.input_sizes[0], subject.layers, check_errors=False)
     times_us = [1e3 * layer.mean_ms for layer in found.layers]
     before, behind = times_us[:EACH_SIDE], times_us[EACH_SIDE + 1 :]
-    assert fmean(before) == pytest.approx(fmean(behind), abs=1.0)  # events read up to 2 µs more before it
+    # Events read up to 2 µs more before a fork, which is taken off, or up to 1 µs, which is not (docs/timing.md).
+    assert fmean(before) == pytest.approx(fmean(behind), abs=1.3)
     assert sum(times_us) == pytest.approx(1e3 * found.passes.mean_ms, rel=0.05)

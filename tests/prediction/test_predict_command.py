@@ -41,6 +41,21 @@ def test_fit_says_what_it_learned_and_how_wide_its_intervals_are(folder: Path, t
     assert text.endswith(f"for another gpu: {out}\n")
 
 
+def test_times_taken_in_several_ways_are_noted_where_times_are_learned(folder: Path, tmp_path: Path, capsys: Capture):
+    every = pd.read_csv(folder / "samples.csv")
+    every["energy_j"], every["energy_uncertainty_j"] = every["mean_ms"] * 0.3, every["mean_ms"] * 0.003
+    every["timing_method"] = [samples.SHARE if run < len(every) / 2 else samples.EVICTED for run in range(len(every))]
+    every.to_csv(tmp_path / "both.csv", index=False)
+    fit = ["predict", "fit", str(tmp_path / "both.csv"), "-o", str(tmp_path / "p.json")]
+    assert program.main(fit) == 0
+    noted = capsys.readouterr().err.splitlines()
+    assert [line.split(" were ")[0] for line in noted] == ["times of Tesla P100-PCIE-16GB", "times of Tesla P4"]
+    assert program.main([*fit, "--target", "energy"]) == 0
+    assert not capsys.readouterr().err
+    assert program.main(["predict", "evaluate", str(tmp_path / "both.csv"), "--split", "layer"]) == 0
+    assert capsys.readouterr().err.splitlines() == noted
+
+
 def test_evaluate_prints_a_table_or_json(folder: Path, capsys: Capture):
     arguments = ["predict", "evaluate", str(folder / "samples.csv"), "--split", "layer"]
     assert program.main(arguments) == 0

@@ -126,7 +126,7 @@ def test_several_drivers_are_not_named():
         ({}, (None, "9.1.0"), "--cudnn 9.1.0: Tesla T4 has samples of 9.19.0"),
         (
             {"timing_method": "a watch"}, (None, None),
-            "samples of 1 shape were timed in several ways, .* compared: a watch; events: take out",
+            "samples of 1 shape were timed in several ways, .* compared: a watch; events: package them together",
         ),
     ],
 )  # fmt: skip
@@ -140,6 +140,8 @@ def test_shapes_that_were_timed_in_different_ways_are_not_compared_with_each_oth
     energy = row(timing_method=None, mean_ms=None, energy_j=0.3, algorithm="fft")
     every = frame(row(timing_method="events"), row(timing_method="a watch", stride="2x2"), energy)
     assert len(stack.narrowed(every, None, None)[1]) == 3
+    without_sizes = [row(timing_method=way, in_height_px=None, run=way) for way in ("events", "a watch")]
+    assert len(stack.narrowed(frame(*without_sizes), None, None)[1]) == 2
 
 
 def test_samples_with_an_earlier_text_of_their_timing_method_are_of_the_same_method():

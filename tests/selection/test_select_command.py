@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from fakes import ROOT
@@ -217,6 +218,15 @@ def test_evaluate_prints_the_regret_of_each_way(folder: Path, capsys: Capture):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "time, Tesla T4, no cuDNN, held back by layer:"
     assert len(lines) == 2 + len(found)
+
+
+def test_evaluate_notes_times_that_were_taken_in_several_ways(folder: Path, tmp_path: Path, capsys: Capture):
+    every = pd.read_csv(folder / "drawn.csv")
+    halves = every.index < len(every) // 2
+    every["timing_method"] = np.where(halves, samples.SHARE, samples.EVICTED)
+    every.to_csv(tmp_path / "both.csv", index=False)
+    assert program.main(["select", "evaluate", str(tmp_path / "both.csv"), "--json"]) == 0
+    assert capsys.readouterr().err.startswith("times of Tesla T4 were taken in 2 ways")
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,12 @@ def test_within_a_state_the_reference_is_the_same_whatever_an_empty_pair_reads()
     assert plausible_overhead(measured, reference) == Overhead(4.73, 2.62, [2.62])
 
 
+def test_a_pass_whose_records_cost_a_little_less_has_the_overhead_of_the_reference():
+    """Readings 0.7 µs apart tell no state from another."""
+    reference, measured = Overhead(4.73, 2.27, [2.27]), Overhead(13.0, 2.97, [2.97])
+    assert plausible_overhead(measured, reference).pair_us == 4.73
+
+
 def test_a_reference_that_says_nothing_of_another_state_changes_nothing():
     measured = Overhead(2.0, 1.3, [1.3])
     assert plausible_overhead(measured, Overhead(1.9, 2.5, [2.5])) == measured

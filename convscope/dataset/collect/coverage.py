@@ -14,7 +14,7 @@ import io
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from convscope.convolution import algorithms, models
@@ -74,6 +74,12 @@ class Group:
     keys: tuple[Key, ...]
     uses: tuple[Use, ...]
     energy: bool
+
+    @classmethod
+    def of(cls, stratum: Stratum, uses: Sequence[Use], energy: bool) -> Group:
+        """Return the group of these shapes, in the order that it measures them in."""
+        in_order = sorted(uses, key=lambda use: use.key[-1] == "1")
+        return cls(stratum, tuple(use.key for use in in_order), tuple(in_order), energy)
 
     def table(self) -> str:
         """Return the shapes as a table that `run_verify.py --model FILE.csv` takes; they are named s0, s1, …"""
@@ -172,8 +178,7 @@ def _of_stratum(
             uses.append(use)
             taken += needs
             left = next(found, None)
-        uses.sort(key=lambda use: use.key[-1] == "1")
-        yield Group(stratum, tuple(use.key for use in uses), tuple(uses), energy)
+        yield Group.of(stratum, uses, energy)
 
 
 def _found(

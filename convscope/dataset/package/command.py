@@ -93,7 +93,7 @@ def _said(made: folder.Package, again: int, outdated: int, url: str) -> list[str
 
     lines = [f"kept once although in several files: {several(again, 'row')}"] if again else []
     if outdated:
-        lines.append(f"left out, timed as earlier versions did and their shapes anew: {several(outdated, 'sample')}")
+        lines.append(f"left out, of earlier versions, their shapes timed anew: {several(outdated, 'sample')}")
     for each in made.conflicts[:_SHOWN]:
         what = f"{each.status} and {each.other_status}"
         if each.kind == merging.TIMES:

@@ -84,14 +84,16 @@ def merged(paths: Sequence[Path]) -> tuple[list[SampleRow], int]:
 
 
 def without_outdated(rows: Sequence[SampleRow]) -> tuple[list[SampleRow], int]:
-    """Return the samples without those that an earlier version timed in another way and whose shapes are timed anew.
+    """Return samples (as `merged` does) without those that an earlier version timed otherwise where a time is newer.
 
-    An energy stays, as a sample without a time. Returns also the number of samples that were outdated.
+    With one newer time of a shape goes all that earlier versions have of it, refusals and candidates that were not
+    tried anew too; an energy stays, as a sample without a time. Returns also the number of samples that went.
     """
     anew = {_shape_of(row) for row in rows if row.mean_ms is not None and row.timing_method == SHARE}
     outdated = [row.timing_method in OUTDATED and _shape_of(row) in anew for row in rows]
     kept = [_without_time(row) if out else row for row, out in zip(rows, outdated, strict=True)]
-    return [row for row, out in zip(kept, outdated, strict=True) if not out or row.energy_j is not None], sum(outdated)
+    found = [row for row, out in zip(kept, outdated, strict=True) if not out or row.energy_j is not None]
+    return found, len(rows) - len(found)
 
 
 def _shape_of(row: SampleRow) -> tuple[Any, ...]:
