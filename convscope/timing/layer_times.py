@@ -74,6 +74,7 @@ _PAIR_US = (0.5, 20.0)  # bounds of a pair's overhead on any card
 # Half the width of 95 % of the differences between a layer's events and its span, H200, ten models (docs/timing.md).
 EVENT_DOUBT_MS = 1.0e-3
 _GAP_DOUBT_MS = 0.15e-3  # that tracing adds to a gap between two kernels, there
+_LONGEST = 1.25  # of a span by the events around it: other placements differ by a tenth, RegNetY-400MF on an H200
 SPAN_METHOD = "first kernel to last in a traced replay (CUPTI, separate process)"
 
 
@@ -226,7 +227,8 @@ def layer_time(events_ms: Sequence[Sequence[float]], traced: LayerTrace | None, 
 
     Events are exact to 1 µs where kernels follow each other, and cost kernels on several streams their overlap. A span
     is exact to 0.15 µs for each gap between kernels, but what the driver sets or copies takes 3 to 7 µs more under a
-    trace.
+    trace, and kernels on several streams wait for each other there where a pass begins with them: no span is longer
+    than the events around it.
 
     Args:
         events_ms: readings of the layer's events by placement, the overhead of a pair taken off.
@@ -236,9 +238,11 @@ def layer_time(events_ms: Sequence[Sequence[float]], traced: LayerTrace | None, 
     if traced is None or len(traced.spans_ms) < len(events_ms) or traced.sets_or_copies_memory:
         return LayerTime(summarize_placed(events_ms, EVENT_DOUBT_MS), event_method)
     doubt_ms = _GAP_DOUBT_MS * (sum(traced.kernels.values()) - 1)
-    if doubt_ms > EVENT_DOUBT_MS and not traced.overlaps:
-        return LayerTime(summarize_placed(events_ms, EVENT_DOUBT_MS), event_method)
-    return LayerTime(summarize_placed(traced.spans_ms, doubt_ms), SPAN_METHOD)
+    events, spans = summarize_placed(events_ms, EVENT_DOUBT_MS), summarize_placed(traced.spans_ms, doubt_ms)
+    is_delayed = doubt_ms > 0 and spans.mean_ms > _LONGEST * events.mean_ms + EVENT_DOUBT_MS
+    if is_delayed or (doubt_ms > EVENT_DOUBT_MS and not traced.overlaps):
+        return LayerTime(events, event_method)
+    return LayerTime(spans, SPAN_METHOD)
 
 
 def overhead_of(placed: Sequence[LayerTimes], is_row: bool = False) -> Overhead | None:

@@ -45,3 +45,21 @@ def test_a_span_of_so_many_kernels_that_their_gaps_are_in_more_doubt_than_events
 
 def test_kernels_on_several_streams_go_by_their_span_for_events_would_part_them():
     assert layer_time(EVENTS_MS, traced({"k": 8}, kernel_ms=0.02), "events").method == SPAN_METHOD
+
+
+@pytest.mark.parametrize(
+    ("kernels", "factor", "method"),
+    [
+        ({"k": 6}, 10.0, "events"),
+        ({"k": 6}, 1.3, SPAN_METHOD),
+        ({"k": 6}, 1.7, "events"),
+        ({"k": 1}, 10.0, SPAN_METHOD),
+    ],
+)
+def test_a_span_much_longer_than_the_events_around_it_was_delayed_by_the_trace(
+    kernels: dict[str, int], factor: float, method: str
+):
+    """Seen where a pass begins with a convolution on several streams: 0.1 ms between its kernels, traced."""
+    spans_ms = tuple(tuple(factor * time_ms for time_ms in times) for times in SPANS_MS)
+    seen = LayerTrace(kernels, kernel_ms=0.02, span_ms=0.0095 * factor, spans_ms=spans_ms)
+    assert layer_time(EVENTS_MS, seen, "events").method == method
