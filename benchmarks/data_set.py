@@ -2,6 +2,7 @@
 """Figures of docs/data.md and docs/selection.md: what a published data set says. No GPU is needed.
 
 python benchmarks/data_set.py [data/h200|data/h100] [--processes 2]
+python benchmarks/data_set.py data/h200 --beside before.parquet
 
 The first tables take half a minute. The last are of predictors, which takes minutes to an hour.
 """
@@ -79,11 +80,33 @@ def alike(timed: pd.DataFrame) -> pd.DataFrame:
     ).round(2)
 
 
+def changed(now: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
+    """Return, by the time of the call, how far times of one version of a set are from those of an earlier one.
+
+    Calls are those that this version times as their share of a pass and the earlier one in another way; the median of
+    each counts.
+    """
+    keys = [*KEY, "algorithm"]
+    sides = now[now["timing_method"] == SHARE], before[before["timing_method"] != SHARE]
+    mean_ms, other_ms = (
+        side[(side["status"] == "ok") & (side["placements"] >= PLACEMENTS)].groupby(keys)["mean_ms"].median()
+        for side in sides
+    )
+    both = pd.DataFrame({"now": mean_ms, "before": other_ms}).dropna()
+    both["us"], both["pct"] = 1e3 * (both["now"] - both["before"]), 100 * (both["now"] / both["before"] - 1)
+    parts = both.groupby(pd.cut(1e3 * both["now"], EDGES_US), observed=True)
+    shares = {f"{100 * share:.0f} %": parts["us"].quantile(share) for share in (0.05, 0.95)}
+    columns = {"calls": parts.size(), "median, \u00b5s": parts["us"].median(), **shares}
+    return pd.DataFrame(columns | {"median, %": parts["pct"].median()}).round(2)
+
+
 def asked_for() -> argparse.Namespace:
     """Return what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("data/h200"))
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="of fits at once, each with up to 3 GB")
+    text = "samples of an earlier version: print alone how far its times are from those that were taken anew"
+    parser.add_argument("--beside", type=Path, metavar="FILE", help=text)
     return parser.parse_args()
 
 
@@ -107,6 +130,9 @@ def main() -> int:
     """Print the tables."""
     options = asked_for()
     every = samples.read([options.folder / "samples.parquet"])
+    if options.beside:
+        print(changed(every, samples.read([options.beside])))
+        return 0
     known = calls.read(calls.beside(options.folder / "samples.parquet"))
     every = every[(every["status"] != "ok") | every["mean_ms"].notna()]  # without energies alone
     every["setting"] = every["math"].where(every["dtype"] == "float32", every["dtype"])

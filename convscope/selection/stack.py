@@ -77,7 +77,7 @@ def _check_methods(here: pd.DataFrame) -> None:
         listed, count = "; ".join(sorted(methods[mixed].unique())), len({*shapes[mixed.to_numpy()]})
         raise InputError(
             f"samples of {several(count, 'shape')} were timed in several ways, which cannot be compared: {listed}: "
-            "package them together (convscope dataset package), which keeps the newest, or leave a file out"
+            "leave a file out; convscope dataset package leaves out what earlier versions timed otherwise"
         )
 
 

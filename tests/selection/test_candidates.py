@@ -126,7 +126,7 @@ def test_several_drivers_are_not_named():
         ({}, (None, "9.1.0"), "--cudnn 9.1.0: Tesla T4 has samples of 9.19.0"),
         (
             {"timing_method": "a watch"}, (None, None),
-            "samples of 1 shape were timed in several ways, .* compared: a watch; events: package them together",
+            "samples of 1 shape were timed in several ways, .* compared: a watch; events: leave a file out",
         ),
     ],
 )  # fmt: skip
