@@ -20,7 +20,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -161,6 +161,28 @@ def differences_us(by_events: Measurement, truth: list[LayerTrace]) -> list[tupl
     ]
 
 
+def measured(
+    names: list[str], size: int, alone: Mapping[str, float], device: torch.device
+) -> tuple[list[tuple[str, ...]], list[tuple[str, float]]]:
+    """Measure models or tables in each math mode; return the lines of the table, and the differences of all layers."""
+    rows, differences = list[tuple[str, ...]](), list[tuple[str, float]]()
+    with TraceProcess() as tracer, TraceProcess() as other:
+        for name, math in itertools.product(names, MATHS):
+            requests = [request(name, algorithm, math, size) for algorithm in ALGORITHMS]
+            tracer.begin(requests[0])
+            other.begin(requests[0], placements=OTHER_PLACEMENTS)
+            for process in (tracer, other):
+                process.wait_until_ready()
+            with torch.inference_mode():
+                model = models.build(name).to(device)
+            for run in requests:
+                found, by_events, truth = measure(run, model, device, tracer, other)
+                rows.append(row(run, found, truth, alone.get(f"{name} {math}")))
+                differences += differences_us(by_events, truth)
+                print(*rows[-1], file=sys.stderr)
+    return rows, differences
+
+
 def main() -> int:
     """Print the table."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -173,26 +195,13 @@ def main() -> int:
     if asked.alone:
         print(json.dumps(passes_alone(names, asked.size, device)))
         return 0
-    rows, differences = [], list[tuple[str, float]]()
-    with tempfile.TemporaryDirectory() as folder, TraceProcess() as tracer, TraceProcess() as other:
+    with tempfile.TemporaryDirectory() as folder:
         if asked.as_tables:
             names, alone = [as_table(name, asked.size, Path(folder)) for name in names], dict[str, float]()
         else:
             command = [sys.executable, __file__, "--alone", "--models", asked.models, "--size", str(asked.size)]
             alone = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        for name, math in itertools.product(names, MATHS):
-            requests = [request(name, algorithm, math, asked.size) for algorithm in ALGORITHMS]
-            tracer.begin(requests[0])
-            other.begin(requests[0], placements=OTHER_PLACEMENTS)
-            for process in (tracer, other):
-                process.wait_until_ready()
-            with torch.inference_mode():
-                model = models.build(name).to(device)
-            for run in requests:
-                found, by_events, truth = measure(run, model, device, tracer, other)
-                rows.append(row(run, found, truth, alone.get(f"{name} {math}")))
-                differences += differences_us(by_events, truth)
-                print(*rows[-1], file=sys.stderr)
+        rows, differences = measured(names, asked.size, alone, device)
     header = (
         "model", "math", "layers", "by span", "median %", "95th %", "covered %", "pair µs", "pass ms", "± %",
         "vs alone %", "algorithm",
