@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from convscope.cli.signals import StopSignal
     from convscope.dataset.collect.request import Collection
+    from convscope.dataset.collect.uses import Use
 
 NAME = "run_dataset.py"
 
@@ -54,6 +55,8 @@ def parser() -> OneLineParser:
         "samples of this device, a published set or another collection: what this version timed is not measured again"
     )
     made.add_argument("--known", nargs="+", type=Path, default=[], metavar="FILE", help=known)
+    renewed = "measure again what earlier versions timed in these samples of this device; no models and no sizes then"
+    made.add_argument("--renew", nargs="+", type=Path, default=[], metavar="FILE", help=renewed)
     made.add_argument(
         "--list", action="store_true", help="print how much is measured and how much is left; needs no GPU"
     )
@@ -89,18 +92,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
-    from convscope.dataset.collect.known import shapes
+    from convscope.dataset.collect.known import outdated, shapes
     from convscope.dataset.collect.study import SAMPLES, CollectStudy, standing
-    from convscope.errors import InputError
 
+    _check(options)
     minutes = options.budget_minutes
-    if minutes is not None and not 0 < minutes < math.inf:
-        raise InputError(f"--budget-minutes {minutes}: say how many minutes, above 0")
     device, note = (device_here if options.list else find_device)(options.device), note_by(NAME)
     gpu_uuid, memory_bytes = _card(None if options.list else device)
-    asked = _request(options, "cuda" if device is None else str(device), memory_bytes)
+    gpu_name = None if device is None else _name(device)
+    renewed = outdated(options.renew, gpu_name) if options.renew else []
+    if options.renew and not renewed:
+        note("no time in the samples to --renew is of an earlier version: there is nothing to measure")
+        return 0
+    asked = _request(options, "cuda" if device is None else str(device), memory_bytes, renewed)
     _check_shapes(asked, note)
-    known = shapes(options.known, None if device is None else _name(device)) if options.known else set()
+    known = shapes(options.known, gpu_name) if options.known else set()
     if options.output_dir:
         folder = Path(options.output_dir)
     elif device:
@@ -121,6 +127,18 @@ def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
     return code
 
 
+def _check(options: argparse.Namespace) -> None:
+    """Check what the request itself does not."""
+    from convscope.errors import InputError
+
+    minutes = options.budget_minutes
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise InputError(f"--budget-minutes {minutes}: say how many minutes, above 0")
+    for flag in ("--models", "--drawn"):
+        if options.renew and getattr(options, flag.removeprefix("--")):
+            raise InputError(f"{flag} does not go with --renew: the shapes are those of its samples, leave {flag} out")
+
+
 def _check_shapes(asked: Collection, note: Callable[[str], None]) -> None:
     """Note each model of which nothing is measured; InputError where nothing is left to measure."""
     from convscope.dataset.collect import coverage
@@ -128,7 +146,7 @@ def _check_shapes(asked: Collection, note: Callable[[str], None]) -> None:
 
     sizes, empty = " ".join(map(str, asked.sizes)), coverage.without_shapes(asked)
     reason = f"no convolution to measure at --sizes {sizes}: name sizes that the model takes"
-    if len(empty) == len(asked.models) and not asked.drawn:
+    if len(empty) == len(asked.models) and not asked.drawn and not asked.renewed:
         raise InputError(f"{', '.join(empty)}: {reason}")
     for model in empty:
         note(f"{model}: {reason}")
@@ -157,11 +175,13 @@ def _card(device: torch.device | None) -> tuple[str | None, int | None]:
     return gpus.uuid(properties.name, properties.uuid), properties.total_memory
 
 
-def _request(options: argparse.Namespace, device: str, memory_bytes: int | None) -> Collection:
+def _request(
+    options: argparse.Namespace, device: str, memory_bytes: int | None, renewed: Sequence[tuple[str, Use]] = ()
+) -> Collection:
     from convscope.dataset.collect import request
 
     kind = device.partition(":")[0]
-    every = [] if options.drawn else [name for models in request.FAMILIES.values() for name in models]
+    every = [] if options.drawn or renewed else [name for models in request.FAMILIES.values() for name in models]
     models = options.models or every
     settings = options.settings or (request.ON_CPU if kind == "cpu" else request.SETTINGS)
     few, shapes, count = options.energy_every, options.group_shapes, options.processes
@@ -170,7 +190,7 @@ def _request(options: argparse.Namespace, device: str, memory_bytes: int | None)
         settings=tuple(settings), first=options.first, rounds=options.rounds, seed=options.seed,
         energy_every=request.ENERGY_EVERY[kind] if few is None else few,
         group_shapes=request.GROUP_SHAPES[kind] if shapes is None else shapes,
-        group_bytes=request.GROUP_BYTES[kind], part=options.part, drawn=options.drawn,
+        group_bytes=request.GROUP_BYTES[kind], part=options.part, drawn=options.drawn, renewed=tuple(renewed),
         processes=request.processes_for(kind, memory_bytes) if count is None else count,
     )  # fmt: skip
 

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from convscope.cli.display import table
 from convscope.convolution import backends
 from convscope.convolution.layer import Layer
-from convscope.dataset.collect import coverage
 from convscope.dataset.collect.request import BATCHES, FAMILIES, SETTINGS
+from convscope.dataset.collect.uses import uses_of
 from convscope.kernels.catalogue import KERNELS, Conv2dPlan, why_no_kernel
 
 META = torch.device("meta")
@@ -60,7 +60,7 @@ class Compiler:
 
 def shapes(models: list[str], sizes: list[int]) -> list[Layer]:
     """Return the different convolutions of models at these image sizes, at batch 1."""
-    uses = (use for model in models for size in sizes for use in coverage.uses_of(model, size))
+    uses = (use for model in models for size in sizes for use in uses_of(model, size))
     return [*{layer.cost_key: layer for layer, _ in uses}.values()]
 
 

@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from convscope.cli.display import table
 from convscope.cli.options import find_device
 from convscope.convolution import backends, models, swap
-from convscope.dataset.collect.coverage import Group, Key, Stratum, uses_of
+from convscope.dataset.collect.coverage import Group, Stratum
+from convscope.dataset.collect.uses import Key, uses_of
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import make_run
 from profiler import CUDALayerTimer, PowerMonitor

@@ -34,7 +34,8 @@ from convscope.cli.display import table
 from convscope.cli.options import MATHS, find_device
 from convscope.convolution import backends, models, swap
 from convscope.convolution.operator import release
-from convscope.dataset.collect.coverage import Group, Stratum, uses_of
+from convscope.dataset.collect.coverage import Group, Stratum
+from convscope.dataset.collect.uses import uses_of
 from convscope.profiling.bench import Bench
 from convscope.profiling.measurement import Measurement
 from convscope.profiling.request import Run, make_run

@@ -14,7 +14,7 @@ import os
 import statistics
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -124,21 +124,40 @@ def record_operators(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list
 def record_replays(
     passes: Sequence[graphs.Replayable], replays: int, before: Callable[[], object] = graphs.nothing
 ) -> list[dict[str, Any]]:
-    """Trace replays of captured passes, one pass after another, each behind a spin that ends when it is launched.
+    """Trace replays of captured passes, one pass after another, each behind a spin that outlasts its launch.
 
-    What is enqueued `before` each, behind its spin, is no part of it.
+    CUPTI makes the launch of a graph many times longer. A replay that its spin did not outlast is taken again, and its
+    range is left out of the trace: what it begins with would have run before the rest was launched. What is enqueued
+    `before` each, behind its spin, is no part of it.
+
+    Raises:
+        HostTooSlowError: no spin was long enough.
     """
+    hider, launched, kept = graphs.LaunchHider(), itertools.count(), set[str]()
 
     def work() -> None:
         for captured in passes:
             for _ in range(replays):
-                torch.cuda.synchronize()
-                torch.cuda._sleep(graphs.SPIN_CYCLES)
-                before()
-                with record_function(REPLAY):
-                    captured.replay()
+                kept.add(hider.sample(*_replay_in_ranges(captured, before, launched)))
 
-    return record(work)
+    events = record(work)
+    return [event for event in events if not str(event["name"]).startswith(REPLAY) or event["name"] in kept]
+
+
+def _replay_in_ranges(
+    captured: graphs.Replayable, before: Callable[[], object], numbers: Iterator[int]
+) -> tuple[Callable[[], None], Callable[[], str]]:
+    """Return a launch of a replay inside a range that has the next number, and what returns the range's name."""
+    name = REPLAY
+
+    def launch() -> None:
+        nonlocal name
+        name = f"{REPLAY}:{next(numbers)}"
+        before()
+        with record_function(name):
+            captured.replay()
+
+    return launch, lambda: name
 
 
 def trace_pass(
@@ -233,7 +252,7 @@ def matched(
     Args:
         events: a trace of one eager pass inside a range `EAGER`, with a range for each layer inside it.
         recorded: traces of the same pass as a graph, each with `replays` replays in one or more placements, one after
-            another; each replay is inside a range `REPLAY`.
+            another; each replay is inside a range whose name begins with `REPLAY`.
 
     Raises:
         TraceMissingError: the trace has no kernels.

@@ -20,7 +20,7 @@ import run_dataset
 from convscope.atlas import turns
 from convscope.atlas.rows import PLANS
 from convscope.dataset import calls, samples
-from convscope.dataset.collect import coverage, study, traced
+from convscope.dataset.collect import coverage, study, traced, uses
 from convscope.dataset.collect.coverage import Stratum
 from convscope.dataset.collect.group import ABOUT, STATUS, TABLE, GroupFolder
 from convscope.dataset.collect.request import FAMILIES, SETTINGS, Collection, processes_for
@@ -127,8 +127,8 @@ def test_groups_with_energy_are_small_and_every_nth_counting_those_before():
 
 
 def test_a_model_that_does_not_take_a_size_has_no_shapes_there():
-    assert coverage.uses_of("alexnet", 64)
-    assert coverage.uses_of("alexnet", 8) == ()
+    assert uses.uses_of("alexnet", 64)
+    assert uses.uses_of("alexnet", 8) == ()
 
 
 def test_the_default_models_are_of_thirteen_kinds_and_all_known():

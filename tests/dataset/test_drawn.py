@@ -9,7 +9,7 @@ from pathlib import Path
 
 import run_dataset
 from convscope.dataset import samples
-from convscope.dataset.collect import coverage, drawn
+from convscope.dataset.collect import coverage, drawn, uses
 from convscope.dataset.collect.request import BATCHES, SETTINGS, Collection
 
 ASKED = Collection(
@@ -41,7 +41,7 @@ def test_all_kinds_are_among_them():
     assert all(count > 90 for count in kinds.values())
     assert {each.kernel for each in EVERY} == {*drawn.DENSE, *drawn.GROUPED, *drawn.DEPTHWISE}
     assert {each.dilation for each in EVERY} == {(1, 1), (2, 2)}
-    assert len({coverage.key_of(each) for each in EVERY}) == len(EVERY)
+    assert len({uses.key_of(each) for each in EVERY}) == len(EVERY)
 
 
 def test_more_of_them_extend_a_collection():

@@ -9,18 +9,19 @@ import pytest
 
 import run_dataset
 from convscope.dataset import samples
-from convscope.dataset.collect import coverage, known
+from convscope.dataset.collect import known, uses
 from convscope.dataset.collect.request import SETTINGS
 from convscope.dataset.samples import SHAPE, SampleRow
 from convscope.errors import InputError
 from convscope.storage import wording
 from convscope.storage.environment import processor_name
+from convscope.timing.stopwatch import CPU_METHOD
 
-KEYS = [coverage.key_of(layer) for layer, _ in coverage.uses_of("alexnet", 64)]
+KEYS = [uses.key_of(layer) for layer, _ in uses.uses_of("alexnet", 64)]
 ASKED = ["--models", "alexnet", "--sizes", "64", "--batch-sizes", "1", "--device", "cpu", "--rounds", "2"]
 
 
-def sample(key: coverage.Key, **changes: object) -> SampleRow:
+def sample(key: uses.Key, **changes: object) -> SampleRow:
     cells = {name: int(cell) if cell.isdecimal() else cell for name, cell in zip(SHAPE, key, strict=True)}
     given = {"gpu_name": processor_name(), "algorithm": "torch", "run": "a", "mean_ms": 1.0, **SETTINGS["fp32"]}
     return SampleRow(**{**given, **cells, **changes})  # type: ignore[arg-type]
@@ -83,3 +84,39 @@ def test_a_file_that_is_none_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "none.csv does not exist: name a file of samples" in error
+
+
+def test_the_shapes_that_earlier_versions_alone_timed_are_measured_anew_for_the_models_that_they_are_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    of_a_model = {"model": "alexnet", "family": "alexnet", "input_size": 64, "timing_method": samples.EVICTED}
+    rows = [sample(key, layer=f"features.{number}", **of_a_model) for number, key in enumerate(KEYS[:3])]
+    rows += [sample(KEYS[0], timing_method=CPU_METHOD, run="b"), sample(KEYS[1], timing_method=samples.IN_A_PASS)]
+    rows += [sample(("1", "8", "8", "9", "9", "1x1", "1x1", "0x0", "1x1", "1"), timing_method=samples.IN_A_PASS)]
+    earlier, new = tmp_path / "earlier.csv", tmp_path / "new"
+    samples.write(earlier, rows)
+    command = ["--renew", str(earlier), "--device", "cpu", "--rounds", "2", "--output-dir", str(new)]
+    assert run_dataset.main([*command, "--list"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["fp32", "1", "3", "0", "3"]
+    assert run_dataset.main([*command, "--batch-sizes", "1"]) == 0
+    found = samples.read([new / "samples.csv"])
+    assert {*found.loc[found["in_channels"] != 8, "model"]} == {"alexnet"}
+    assert {*found.loc[found["in_channels"] != 8, "layer"]} == {"features.1", "features.2"}
+    assert {*found.loc[found["in_channels"] == 8, "model"]} == {None}
+    assert run_dataset.main(["--renew", str(new / "samples.csv"), "--device", "cpu"]) == 0
+    assert "there is nothing to measure" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", [["--models", "alexnet"], ["--drawn", "4"]])
+def test_shapes_are_renewed_or_of_models_or_drawn(flag: list[str], capsys: pytest.CaptureFixture[str]):
+    assert run_dataset.main(["--renew", "samples.csv", *flag]) == 2
+    assert f"{flag[0]} does not go with --renew" in capsys.readouterr().err
+
+
+def test_a_shape_that_does_not_exist_is_not_renewed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    samples.write(tmp_path / "no.csv", [sample(KEYS[1], kernel_size="99x99", timing_method=samples.EVICTED)])
+    assert run_dataset.main(["--renew", str(tmp_path / "no.csv"), "--device", "cpu"]) == 2
+    assert (
+        "no.csv: no convolution has one of its shapes: the kernel (99, dilation 1) is larger than"
+        in capsys.readouterr().err
+    )

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from convscope.atlas.rows import PlanRow
-from convscope.dataset.collect.coverage import Group, Stratum, Use
+from convscope.dataset.collect.coverage import Group, Stratum
 from convscope.dataset.collect.group import GroupFolder
+from convscope.dataset.collect.uses import Use
 from convscope.storage.table import fill
 from convscope.timing.stopwatch import CPU_METHOD
 

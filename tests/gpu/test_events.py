@@ -9,6 +9,7 @@ import pytest
 
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import make_run
+from convscope.profiling.tracing import TraceProcess
 from convscope.verification.evidence import open_subject
 from profiler import CUDALayerTimer, PowerMonitor
 
@@ -17,13 +18,19 @@ EQUAL, FORKED = "1,64,64,28,28,3,1,1,1,1", "1,192,192,91,91,1,1,0,1,6"
 EACH_SIDE = 6
 
 
+def written(shapes: list[str], folder: Path) -> str:
+    """Write a table of convolutions; return its path."""
+    path = folder / "row.csv"
+    path.write_text("\n".join([HEADER, *(f"l{number},{shape}" for number, shape in enumerate(shapes))]))
+    return str(path)
+
+
 @pytest.mark.quiet
 @pytest.mark.parametrize("among", [FORKED, EQUAL], ids=["forked", "equal"])
 def test_equal_convolutions_take_as_long_before_one_on_several_streams_as_behind_it(among: str, tmp_path: Path):
     shapes = [*[EQUAL] * EACH_SIDE, among, *[EQUAL] * EACH_SIDE]
-    path = tmp_path / "row.csv"
-    path.write_text("\n".join([HEADER, *(f"l{number},{shape}" for number, shape in enumerate(shapes))]))
-    run = make_run(str(path), "torch", num_sizes=1, device="cuda:0", math="tf32", energy=False, measure_iters=20)
+    path = written(shapes, tmp_path)
+    run = make_run(path, "torch", num_sizes=1, device="cuda:0", math="tf32", energy=False, measure_iters=20)
     with open_subject(run) as subject:
         timer = CUDALayerTimer(subject.model, "cuda")
         bench = Bench(run, subject.model, subject.device, timer, PowerMonitor(), print)
@@ -34,3 +41,19 @@ def test_equal_convolutions_take_as_long_before_one_on_several_streams_as_behind
     # Events read up to 2 µs more before a fork, which is taken off, or up to 1 µs, which is not (docs/timing.md).
     assert fmean(before) == pytest.approx(fmean(behind), abs=1.3)
     assert sum(times_us) == pytest.approx(1e3 * found.passes.mean_ms, rel=0.05)
+
+
+@pytest.mark.quiet
+def test_a_convolution_on_several_streams_spans_as_much_at_the_begin_of_a_pass_as_at_its_end(tmp_path: Path):
+    path = written([FORKED, *[EQUAL] * EACH_SIDE, FORKED], tmp_path)
+    run = make_run(path, "torch", num_sizes=1, device="cuda:0", math="tf32", energy=False)
+    with TraceProcess() as process:
+        process.begin(run)
+        process.wait_until_ready()
+        layers, reason = process.trace(run.input_sizes[0], {})
+    assert reason is None
+    first, last = layers[0], layers[-1]
+    assert sum(first.kernels.values()) > 1
+    assert first.span_ms is not None
+    # Where a replay began before its launch was complete, the first one was 0.07 to 0.1 ms longer.
+    assert first.span_ms == pytest.approx(last.span_ms, rel=0.25, abs=0.005)

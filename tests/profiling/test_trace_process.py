@@ -14,7 +14,7 @@ import pytest
 import torch
 from fakes import run
 
-from convscope.errors import NotCapturableError, SensorError
+from convscope.errors import HostTooSlowError, NotCapturableError, SensorError
 from convscope.profiling import tracing
 from convscope.profiling.request import Run
 from convscope.profiling.trace_process import recording as recordings
@@ -225,6 +225,26 @@ def test_a_pass_that_cannot_be_captured_has_its_eager_trace_alone(captures: bool
     layers, reason, work, method = recording.answer()
     assert [(dict(layer.kernels), layer.span_ms) for layer in layers] == [({"k": 1}, None)]
     assert [(each.kernel, each.kernel_ms) for each in work] == [("k", 0.002)]
+    assert (reason, method) == (None, recordings.EAGER_WORK_METHOD)
+
+
+def test_a_pass_whose_launch_no_spin_outlasts_has_its_eager_trace_alone(monkeypatch: pytest.MonkeyPatch):
+    waits = iter(([], HostTooSlowError("launching outlasted a spin")))
+
+    def replays(passes: object, count: int, before: object) -> list[dict[str, Any]]:
+        if isinstance(found := next(waits), Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(recordings.graphs, "capture", lambda step: contextlib.nullcontext())
+    monkeypatch.setattr(recordings.graphs, "settle", lambda captured: None)
+    monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: eager_trace())
+    monkeypatch.setattr(trace, "record_replays", replays)
+    recording = Recording(torch.nn.ReLU(), 3)
+    for _ in range(3):
+        recording.add((torch.zeros(1),))
+    layers, reason, _, method = recording.answer()
+    assert [(dict(layer.kernels), layer.span_ms) for layer in layers] == [({"k": 1}, None)]
     assert (reason, method) == (None, recordings.EAGER_WORK_METHOD)
 
 

@@ -6,16 +6,18 @@ import gzip
 import json
 import types
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fakes
 import pytest
 import torch
 from fakes import DATA
 from torch.autograd import profiler
 
 from convscope.convolution import models
-from convscope.errors import TraceMissingError
+from convscope.errors import HostTooSlowError, TraceMissingError
 from convscope.timing import cupti, trace
 from convscope.timing.hooks import module_ranges
 
@@ -305,3 +307,26 @@ def test_the_work_of_resnet50_is_the_time_of_all_its_kernels(events: list[dict[s
     layers_ms = sum(layer.kernel_ms for layer in trace.matched(events, [events], REPLAYS).layers())
     assert sum(each.calls for each in work) == len(trace.matched(events, [events], REPLAYS).eager)
     assert sum(each.kernel_ms for each in work) > layers_ms
+
+
+def test_a_replay_that_its_spin_did_not_outlast_is_taken_again_and_left_out_of_the_trace(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    gpu = fakes.Gpu()
+    gpu.patch(monkeypatch)
+
+    def record(work: Callable[[], None]) -> list[dict[str, Any]]:
+        with profiler.profile() as found:
+            work()
+        ranges = (event for event in found.function_events or () if event.name.startswith(trace.REPLAY))
+        return [{"name": event.name, "cat": "user_annotation"} for event in ranges]
+
+    monkeypatch.setattr(trace, "record", record)
+    gpu.launch_ms = 0.3  # three times as long as the first spin
+    passes = [fakes.Captured(gpu, 2.0), fakes.Captured(gpu, 4.0)]
+    events = trace.record_replays(passes, 2)
+    assert [each.replays for each in passes] == [4, 2]
+    assert [event["name"].removeprefix(trace.REPLAY) for event in events] == [":2", ":3", ":4", ":5"]
+    gpu.launch_ms = 1e6
+    with pytest.raises(HostTooSlowError):
+        trace.record_replays(passes, 2)

@@ -7,33 +7,27 @@ is in no further group.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
-import io
 import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from typing import TypeVar
 
-from convscope.convolution import algorithms, models
 from convscope.convolution.layer import Layer
-from convscope.convolution.sources import table
-from convscope.convolution.sources.network import Network
-from convscope.cudnn.shape import ELEMENT_BYTES, dimensions
+from convscope.cudnn.shape import ELEMENT_BYTES
 from convscope.dataset.collect import drawn
 from convscope.dataset.collect.request import SETTINGS, Collection
-from convscope.errors import InputError
+from convscope.dataset.collect.uses import Key, Use, key_of, layers_of, table_of, uses_of
 
 ENERGY_SHAPES = 6
 """Shapes of a group whose energy is measured: that takes seconds for each of the best candidates of each."""
 TURN_SHAPES = 8
 """Shapes of a model at one size that come before those of another."""
 BLOCK_SHAPES = 64
-"""Drawn shapes that take turns as those of a model at one size do."""
-Key = tuple[str, ...]
-"""The cells of a shape in a table of convolutions, without its name; batch size, channels, filters, height, …"""
+"""Shapes that are drawn or renewed and take turns as those of a model at one size do."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +41,9 @@ class Stratum:
         return f"{self.setting.replace(',', '_')}_b{self.batch_size}"
 
 
-@dataclass(frozen=True)
-class Use:
-    """One call of a convolution in a model at one size, and its shape; a drawn one is of no model."""
-
-    model: str | None
-    input_size: int | None
-    layer: str | None
-    position: int
-    key: Key
-
-
+T = TypeVar("T")
 Source = Callable[[], tuple[tuple[Layer, Use], ...]]
-"""Shapes that take their turn together, at batch 1, each with a call that has it."""
+"""Shapes that take their turn together, at any batch, each with a call that has it."""
 
 
 @dataclass(frozen=True)
@@ -83,44 +67,34 @@ class Group:
 
     def table(self) -> str:
         """Return the shapes as a table that `run_verify.py --model FILE.csv` takes; they are named s0, s1, …"""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(table.columns(2))
-        writer.writerows([f"s{number}", *key] for number, key in enumerate(self.keys))
-        return text.getvalue()
+        return table_of(self.keys)
 
 
-def key_of(layer: Layer) -> Key:
-    """Return the cells of a layer's shape."""
-    extents = (dimensions(each) for each in (layer.kernel, layer.stride, layer.padding, layer.dilation))
-    counts = layer.batch, layer.in_channels, layer.out_channels, *layer.size
-    return *map(str, counts), *extents, str(layer.groups)
+def sources(asked: Collection, stratum: Stratum) -> list[Source]:
+    """Return what the shapes of a stratum come from: each model at each size, and blocks of drawn ones; or of renewed.
 
-
-@functools.cache
-def uses_of(model: str, size: int) -> tuple[tuple[Layer, Use], ...]:
-    """Return the 2-D convolutions of a model at one size that are nothing else besides, at batch 1.
-
-    A model that does not take the size has none.
+    A part of the range that is renewed has no others.
     """
-    try:
-        layers = Network(models.find_source(model)).layers(size)
-    except InputError:
-        return ()
-    plain = (each for each in layers if len(each.size) == 2 and not algorithms.why_not_by_module("it", each))
-    return tuple((each, Use(model, size, each.name, each.position, key_of(each))) for each in plain)
-
-
-def sources(asked: Collection) -> list[Source]:
-    """Return what the shapes of a collection come from: each model at each size, and blocks of drawn ones."""
+    if asked.renewed:
+        own = [use for setting, use in asked.renewed if Stratum(setting, use.batch_size) == stratum]
+        return [functools.partial(_given, tuple(block)) for block in blocks(own)]
     of_models = [functools.partial(uses_of, *each) for each in itertools.product(asked.models, asked.sizes)]
-    starts = range(0, asked.drawn, BLOCK_SHAPES)
-    return [*of_models, *(functools.partial(_block, at, min(at + BLOCK_SHAPES, asked.drawn)) for at in starts)]
+    return [*of_models, *(functools.partial(_drawn, tuple(block)) for block in blocks(range(asked.drawn)))]
+
+
+def blocks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield some of the items at a time, `BLOCK_SHAPES` at most."""
+    return (items[at : at + BLOCK_SHAPES] for at in range(0, len(items), BLOCK_SHAPES))
 
 
 @functools.cache
-def _block(start: int, end: int) -> tuple[tuple[Layer, Use], ...]:
-    every = map(drawn.convolution, range(start, end))
+def _given(uses: tuple[Use, ...]) -> tuple[tuple[Layer, Use], ...]:
+    return tuple(zip(layers_of([use.key for use in uses]), uses, strict=True))
+
+
+@functools.cache
+def _drawn(numbers: tuple[int, ...]) -> tuple[tuple[Layer, Use], ...]:
+    every = map(drawn.convolution, numbers)
     return tuple((each, Use(None, None, None, 0, key_of(each))) for each in every)
 
 
@@ -149,7 +123,7 @@ def strata(asked: Collection) -> list[Stratum]:
 
 def shapes_of(asked: Collection, stratum: Stratum) -> set[Key]:
     """Return the shapes of a stratum, those of all models and sizes and those that are drawn."""
-    every = (each for source in sources(asked) for each in source())
+    every = (each for source in sources(asked, stratum) for each in source())
     return set(filter(asked.includes, (key_of(layer.resized(batch=stratum.batch_size)) for layer, _ in every)))
 
 
@@ -161,7 +135,7 @@ def without_shapes(asked: Collection) -> list[str]:
 def _of_stratum(
     asked: Collection, stratum: Stratum, seen: set[tuple[str, Key]], number: Iterator[int]
 ) -> Iterator[Group]:
-    waiting, draw = sources(asked), random.Random(f"{asked.seed} {stratum}")
+    waiting, draw = sources(asked, stratum), random.Random(f"{asked.seed} {stratum}")
     draw.shuffle(waiting)
     found = _found(waiting, stratum, seen, draw, asked.includes)
     left = next(found, None)

@@ -10,8 +10,9 @@ from typing import Any
 
 from convscope.atlas.rows import LESS_PRECISE, LOST, OK, PLANS, REFUSED, SLOW, PlanRow
 from convscope.convolution.tolerance import WRONG
-from convscope.dataset.collect.coverage import Group, Key, Stratum, Use
+from convscope.dataset.collect.coverage import Group, Stratum
 from convscope.dataset.collect.request import SETTINGS, family_of
+from convscope.dataset.collect.uses import Key, Use
 from convscope.dataset.samples import EVICTED, IN_A_PASS, SHAPE, SHARE, SampleRow
 from convscope.errors import InputError
 from convscope.storage.store import Store

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from convscope.cli.options import at_least
 from convscope.convolution import names
+from convscope.dataset.collect.uses import Use
 from convscope.errors import InputError
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
@@ -58,6 +59,7 @@ class Collection:
         energy_every: the energy of every so manieth group is measured, with `ENERGY_SHAPES` shapes; 0 is none.
         processes: groups under way at once; one of them at a time is timed, the candidates of the others are tried.
         drawn: convolutions that no model has, the first so many of `drawn.convolution`.
+        renewed: shapes of existing samples, each with its setting, in place of those of models and drawn ones.
         part: which of how many parts of the shapes, (1, 1) for all: GPUs that take one part each share the work.
     """
 
@@ -75,6 +77,7 @@ class Collection:
     processes: int = 1
     part: tuple[int, int] = (1, 1)
     drawn: int = 0
+    renewed: tuple[tuple[str, Use], ...] = ()
 
     @property
     def device_type(self) -> str:

@@ -25,6 +25,7 @@ from convscope.dataset import calls, samples
 from convscope.dataset.collect import coverage, traced
 from convscope.dataset.collect.group import ABOUT, GroupFolder
 from convscope.dataset.collect.request import Collection
+from convscope.dataset.collect.uses import Key
 from convscope.dataset.samples import SampleRow
 from convscope.errors import CONTINUE, DeviceFaultError
 from convscope.storage.lock import NAME as LOCK
@@ -36,7 +37,7 @@ STARTS_MOST = 4
 POLL_S = 0.2
 
 
-def standing(asked: Collection, done: Set[tuple[str, coverage.Key]], as_json: bool = False) -> str:
+def standing(asked: Collection, done: Set[tuple[str, Key]], as_json: bool = False) -> str:
     """Return as text how many shapes of each part of the range there are, and how many have been measured.
 
     Args:
@@ -71,7 +72,7 @@ class CollectStudy:
     note: Callable[[str], None]
     gpu_uuid: str | None = None
     budget_s: float | None = None
-    known: Set[tuple[str, coverage.Key]] = frozenset()
+    known: Set[tuple[str, Key]] = frozenset()
     _longest_s: float = field(default=0.0, init=False)
     _read: dict[Path, list[SampleRow]] = field(default_factory=dict, init=False)
     _begun: int = field(default=0, init=False)
@@ -130,7 +131,7 @@ class CollectStudy:
         found = sorted((self.folder / GROUPS).glob(f"*/{ABOUT}"))
         return [GroupFolder.read(path.parent) for path in found]
 
-    def done(self) -> set[tuple[str, coverage.Key]]:
+    def done(self) -> set[tuple[str, Key]]:
         """Return the shapes that have been measured, here or by others, each with its setting."""
         measured = {one for each in self.folders() if self._samples(each) for one in each.known}
         return measured.union(self.known)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from convscope.convolution import names
 from convscope.dataset.calls import AT_ANY_BATCH, CallRow
-from convscope.dataset.collect.coverage import uses_of
 from convscope.dataset.collect.request import family_of
+from convscope.dataset.collect.uses import uses_of
 from convscope.dataset.samples import SHAPE
 
 

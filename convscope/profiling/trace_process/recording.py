@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from convscope.convolution.sources.source import Inputs
-from convscope.errors import NotCapturableError, TraceMissingError
+from convscope.errors import HostTooSlowError, NotCapturableError, TraceMissingError
 from convscope.timing import graphs, trace
 from convscope.timing.shares import Work
 from convscope.timing.trace import LayerTrace
@@ -31,8 +31,8 @@ class Recording:
     `add` traces a placement at once; `capture` keeps its graph, and `replay` traces those of all placements together.
 
     `replays` is their number in each placement: by what the eager trace took, as many as end within `_RECORDING_S`. A
-    pass that may not or cannot be captured has the eager trace alone. `calls` as `trace.record_layers` takes it, and
-    `before` as `trace.record_replays` does.
+    pass that may not or cannot be captured, or whose launch no spin outlasts, has the eager trace alone. `calls` as
+    `trace.record_layers` takes it, and `before` as `trace.record_replays` does.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Recording:
                 self._trace_eagerly(given)
                 if self.replays:
                     self.placements.append(trace.record_replays([plain], self.replays, self._before))
-        except NotCapturableError:
+        except (NotCapturableError, HostTooSlowError):
             self._give_up_replays(given)
 
     def capture(self, given: Inputs, held: contextlib.ExitStack) -> None:
@@ -73,6 +73,9 @@ class Recording:
         """Trace the replays of what was captured, once one more graph is.
 
         The work of another process makes graphs faster that were captured before it, until this one captures again.
+
+        Raises:
+            HostTooSlowError: no spin outlasted the launch of a replay.
         """
         if self.replays:
             with graphs.capture(self._last):
@@ -86,7 +89,7 @@ class Recording:
             self.replays = replays_within(_RECORDING_S, time.monotonic() - began_s, self._count)
 
     def _give_up_replays(self, given: Inputs) -> None:
-        self.replays = 0
+        self.replays, self.placements = 0, []
         self.eager = self.eager or trace.record_layers(self._model, given, self.calls)
 
     def answer(self) -> Answer:
