@@ -64,9 +64,12 @@ def gains(both: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 def alike(timed: pd.DataFrame) -> pd.DataFrame:
     """Return, by setting and timing, how far apart short calls of the same launches are within a run by several names.
 
-    These have the same kernels and workspace: one kernel may split its sums in more parts, which need more of it.
+    These have the same kernels and workspace: one kernel may split its sums in more parts, which need more of it. Plans
+    of one kernel differ in more than that (notes on the order of its blocks), so they are left out.
     """
-    short = timed[timed[["kernels", "workspace_bytes"]].notna().all(axis=1) & (timed["mean_ms"] < SHORT_MS)]
+    is_named = ~timed["algorithm"].str.startswith("plan")
+    seen = is_named & timed[["kernels", "workspace_bytes"]].notna().all(axis=1)
+    short = timed[seen & (timed["mean_ms"] < SHORT_MS)]
     timing = np.where(short["timing_method"] == SHARE, "share of a pass", "earlier")
     short = short.assign(timing=timing)
     sets = short.groupby([*KEY, "setting", "timing", "run", "kernels", "workspace_bytes"])["mean_ms"].agg(
