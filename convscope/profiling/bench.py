@@ -250,7 +250,10 @@ class Bench:
         overhead, method = self._overhead(placed), _method(placed)
         by_layer = zip(*(each.less(overhead) for each in placed), strict=True)
         seen: Sequence[LayerTrace | None] = traces or [None] * len(observations)
-        times = [layer_time(events_ms, each, method) for events_ms, each in zip(by_layer, seen, strict=True)]
+        times = [
+            layer_time(events_ms, each, method, is_first=position == 0)
+            for position, (events_ms, each) in enumerate(zip(by_layer, seen, strict=True))
+        ]
         return Measurement(
             passes=summarize_placed([each.passes_ms for each in placed]),
             layers=[of_layer.times for of_layer in times],

@@ -222,24 +222,28 @@ class LayerTime:
     method: str
 
 
-def layer_time(events_ms: Sequence[Sequence[float]], traced: LayerTrace | None, event_method: str) -> LayerTime:
+def layer_time(
+    events_ms: Sequence[Sequence[float]], traced: LayerTrace | None, event_method: str, is_first: bool = False
+) -> LayerTime:
     """Return the time of a layer by the better of two witnesses.
 
     Events are exact to 1 µs where kernels follow each other, and cost kernels on several streams their overlap. A span
     is exact to 0.15 µs for each gap between kernels, but what the driver sets or copies takes 3 to 7 µs more under a
-    trace, and kernels on several streams wait for each other there where a pass begins with them: no span is longer
-    than the events around it.
+    trace, and where a pass begins with kernels on several streams, the start of the graph delays all but the first of
+    them. No other span is longer than the events around it.
 
     Args:
         events_ms: readings of the layer's events by placement, the overhead of a pair taken off.
         traced: the layer in another process, None where CUPTI may not be used. In fewer placements, for want of memory
             there or of time, its spans say less than the events.
+        is_first: the layer begins the pass.
     """
     if traced is None or len(traced.spans_ms) < len(events_ms) or traced.sets_or_copies_memory:
         return LayerTime(summarize_placed(events_ms, EVENT_DOUBT_MS), event_method)
     doubt_ms = _GAP_DOUBT_MS * (sum(traced.kernels.values()) - 1)
     events, spans = summarize_placed(events_ms, EVENT_DOUBT_MS), summarize_placed(traced.spans_ms, doubt_ms)
     is_delayed = doubt_ms > 0 and spans.mean_ms > _LONGEST * events.mean_ms + EVENT_DOUBT_MS
+    is_delayed |= is_first and traced.overlaps
     if is_delayed or (doubt_ms > EVENT_DOUBT_MS and not traced.overlaps):
         return LayerTime(events, event_method)
     return LayerTime(spans, SPAN_METHOD)

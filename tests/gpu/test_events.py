@@ -55,5 +55,5 @@ def test_a_convolution_on_several_streams_spans_as_much_at_the_begin_of_a_pass_a
     first, last = layers[0], layers[-1]
     assert sum(first.kernels.values()) > 1
     assert first.span_ms is not None
-    # Where a replay began before its launch was complete, the first one was 0.07 to 0.1 ms longer.
-    assert first.span_ms == pytest.approx(last.span_ms, rel=0.25, abs=0.005)
+    # The start of a graph adds 5 to 7 µs; where a replay began before its launch was complete, 70 to 100 were added.
+    assert first.span_ms == pytest.approx(last.span_ms, abs=0.015)
