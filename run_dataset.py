@@ -27,7 +27,7 @@ NAME = "run_dataset.py"
 
 def parser() -> OneLineParser:
     """Return the command line."""
-    from convscope.dataset.collect.request import BATCHES, FAMILIES, SETTINGS, SIZES
+    from convscope.dataset.collect.request import FAMILIES, SETTINGS, SIZES
 
     count = sum(map(len, FAMILIES.values()))
     examples = "--list", "--models resnet50 vgg16 --sizes 224 --budget-minutes 60"
@@ -37,8 +37,8 @@ def parser() -> OneLineParser:
     models = f"default {count} models of {len(FAMILIES)} kinds"
     made.add_argument("--models", nargs="+", metavar="NAME", help=models)
     sizes = f"of square images; default {len(SIZES)} from {SIZES[0]} to {SIZES[-1]}"
-    made.add_argument("--sizes", nargs="+", type=int, default=[*SIZES], metavar="PX", help=sizes)
-    made.add_argument("--batch-sizes", nargs="+", type=int, default=[*BATCHES], metavar="N", help="default 1 8 32")
+    made.add_argument("--sizes", nargs="+", type=int, metavar="PX", help=sizes)
+    made.add_argument("--batch-sizes", nargs="+", type=int, metavar="N", help="default 1 8 32")
     made.add_argument("--settings", nargs="+", metavar="NAME", help=f"default {' '.join(SETTINGS)}; on a CPU fp32")
     made.add_argument("--first", type=int, default=4, metavar="N", help="plans of each heuristic, default 4")
     made.add_argument("--rounds", type=int, default=5, metavar="N", help="placements in memory, default 5")
@@ -101,11 +101,11 @@ def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
     gpu_uuid, memory_bytes = _card(None if options.list else device)
     gpu_name = None if device is None else _name(device)
     renewed = outdated(options.renew, gpu_name) if options.renew else []
-    if options.renew and not renewed:
-        note("no time in the samples to --renew is of an earlier version: there is nothing to measure")
-        return 0
     asked = _request(options, "cuda" if device is None else str(device), memory_bytes, renewed)
-    _check_shapes(asked, note)
+    if options.renew and not renewed:
+        note(f"earlier versions alone timed no shape of {' '.join(map(str, options.renew))}: there is nothing to renew")
+    else:
+        _check_shapes(asked, note)
     known = shapes(options.known, gpu_name) if options.known else set()
     if options.output_dir:
         folder = Path(options.output_dir)
@@ -117,9 +117,10 @@ def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
         note("no GPU is here: --output-dir names the folder whose samples are counted")
         return 0
     study = CollectStudy(asked, folder, stop, note, gpu_uuid, None if minutes is None else 60 * minutes, known)
+    study.check()
     code = 0 if options.list else study.run(options.take_over)
     print(standing(asked, study.done(), options.json))
-    if not options.list:
+    if (folder / SAMPLES).exists() and not options.list:
         print(f"saved: {folder / SAMPLES}")
     if stop():
         note(f"stopped by {stop.said}: what was measured is in {folder}; {CONTINUE}")
@@ -134,7 +135,7 @@ def _check(options: argparse.Namespace) -> None:
     minutes = options.budget_minutes
     if minutes is not None and not 0 < minutes < math.inf:
         raise InputError(f"--budget-minutes {minutes}: say how many minutes, above 0")
-    for flag in ("--models", "--drawn"):
+    for flag in ("--models", "--sizes", "--drawn"):
         if options.renew and getattr(options, flag.removeprefix("--")):
             raise InputError(f"{flag} does not go with --renew: the shapes are those of its samples, leave {flag} out")
 
@@ -144,9 +145,14 @@ def _check_shapes(asked: Collection, note: Callable[[str], None]) -> None:
     from convscope.dataset.collect import coverage
     from convscope.errors import InputError
 
+    if asked.renewed:
+        if not any(coverage.shapes_of(asked, stratum) for stratum in coverage.strata(asked)):
+            flags = "--batch-sizes, --settings and --part"
+            raise InputError(f"{flags}: no shape to renew is of these, leave one of them out")
+        return
     sizes, empty = " ".join(map(str, asked.sizes)), coverage.without_shapes(asked)
     reason = f"no convolution to measure at --sizes {sizes}: name sizes that the model takes"
-    if len(empty) == len(asked.models) and not asked.drawn and not asked.renewed:
+    if len(empty) == len(asked.models) and not asked.drawn:
         raise InputError(f"{', '.join(empty)}: {reason}")
     for model in empty:
         note(f"{model}: {reason}")
@@ -181,13 +187,15 @@ def _request(
     from convscope.dataset.collect import request
 
     kind = device.partition(":")[0]
-    every = [] if options.drawn or renewed else [name for models in request.FAMILIES.values() for name in models]
+    every = [] if options.drawn or options.renew else [name for models in request.FAMILIES.values() for name in models]
     models = options.models or every
     settings = options.settings or (request.ON_CPU if kind == "cpu" else request.SETTINGS)
+    batch_sizes = options.batch_sizes or sorted({use.batch_size for _, use in renewed}) or request.BATCHES
     few, shapes, count = options.energy_every, options.group_shapes, options.processes
     return request.Collection(
-        device=device, models=tuple(models), sizes=tuple(options.sizes), batch_sizes=tuple(options.batch_sizes),
-        settings=tuple(settings), first=options.first, rounds=options.rounds, seed=options.seed,
+        device=device, models=tuple(models), sizes=tuple(options.sizes or request.SIZES),
+        batch_sizes=tuple(batch_sizes), settings=tuple(settings),
+        first=options.first, rounds=options.rounds, seed=options.seed,
         energy_every=request.ENERGY_EVERY[kind] if few is None else few,
         group_shapes=request.GROUP_SHAPES[kind] if shapes is None else shapes,
         group_bytes=request.GROUP_BYTES[kind], part=options.part, drawn=options.drawn, renewed=tuple(renewed),

@@ -98,7 +98,7 @@ class SampleRow:
 
 SAMPLES = Table(SampleRow, unique=("gpu_name", "cudnn", *WORK, "run", "layer", "model", "input_size"), first=16)
 _NEEDED = [field.name for field in dataclasses.fields(SampleRow) if not str(field.type).endswith(" | None")]
-_TEXT = frozenset(field.name for field in dataclasses.fields(SampleRow) if str(field.type).startswith("str"))
+TEXT = frozenset(field.name for field in dataclasses.fields(SampleRow) if str(field.type).startswith("str"))
 
 
 def read(paths: Sequence[Path]) -> pd.DataFrame:
@@ -110,7 +110,7 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     """
     import pandas as pd  # only those who want data frames need it
 
-    found = [table.frame(SAMPLES, cells(path)) for path in paths]
+    found = [table.frame(SAMPLES, cells(path), TEXT) for path in paths]
     if not any(len(each) for each in found):
         raise InputError(f"{', '.join(map(str, paths))}: no samples in it: measure some, or import them")
     every = pd.concat([each for each in found if len(each)], ignore_index=True)
@@ -121,8 +121,11 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 def with_none(frame: pd.DataFrame) -> pd.DataFrame:
     """Return samples with None in place of NaN in the columns of text."""
-    for name in _TEXT:
-        frame[name] = [None if cell != cell else cell for cell in frame[name].astype(object)]  # NaN is not itself
+    import pandas as pd
+
+    for name in TEXT:
+        texts = [None if cell != cell else cell for cell in frame[name].astype(object)]  # NaN is not itself
+        frame[name] = pd.Series(texts, index=frame.index, dtype=object)
     return frame
 
 

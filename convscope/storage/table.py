@@ -145,8 +145,12 @@ def sound_rows(path: Path, form: Table) -> tuple[dict[int, dict[str, str]], list
     return found, faults
 
 
-def frame(form: Table, kept: Sequence[Mapping[str, object]]) -> pd.DataFrame:
-    """Return rows, as `rows` reads them or as values, as a data frame; what an older version did not have is empty."""
+def frame(form: Table, kept: Sequence[Mapping[str, object]], texts: Collection[str] = ()) -> pd.DataFrame:
+    """Return rows, as `rows` reads them or as values, as a data frame; what an older version did not have is empty.
+
+    Args:
+        texts: columns that are text also where all of their cells could be numbers.
+    """
     import pandas as pd  # only those who want data frames need it
 
     if not kept:
@@ -156,7 +160,7 @@ def frame(form: Table, kept: Sequence[Mapping[str, object]]) -> pd.DataFrame:
     writer.writerow(names)
     writer.writerows(map(operator.itemgetter(*names), kept))
     text.seek(0)
-    return pd.read_csv(text, float_precision="round_trip")
+    return pd.read_csv(text, float_precision="round_trip", dtype=dict.fromkeys(texts, str))
 
 
 def objects(form: Table, kept: Iterable[Mapping[str, str]]) -> list[Any]:

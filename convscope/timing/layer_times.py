@@ -230,13 +230,13 @@ def layer_time(
     Events are exact to 1 µs where kernels follow each other, and cost kernels on several streams their overlap. A span
     is exact to 0.15 µs for each gap between kernels, but what the driver sets or copies takes 3 to 7 µs more under a
     trace, and where a pass begins with kernels on several streams, the start of the graph delays all but the first of
-    them. No other span is longer than the events around it.
+    them. Any other span that is longer than the events around it was delayed by the trace.
 
     Args:
         events_ms: readings of the layer's events by placement, the overhead of a pair taken off.
         traced: the layer in another process, None where CUPTI may not be used. In fewer placements, for want of memory
             there or of time, its spans say less than the events.
-        is_first: the layer begins the pass.
+        is_first: the layer is the first convolution of the pass.
     """
     if traced is None or len(traced.spans_ms) < len(events_ms) or traced.sets_or_copies_memory:
         return LayerTime(summarize_placed(events_ms, EVENT_DOUBT_MS), event_method)

@@ -122,18 +122,18 @@ def record_operators(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list
 
 
 def record_replays(
-    passes: Sequence[graphs.Replayable], replays: int, before: Callable[[], object] = graphs.nothing
+    passes: Sequence[graphs.Replayable], replays: int, before: Callable[[], object], hider: graphs.LaunchHider
 ) -> list[dict[str, Any]]:
-    """Trace replays of captured passes, one pass after another, each behind a spin that outlasts its launch.
+    """Trace replays of captured passes, one pass after another, each behind a spin that `hider` makes long enough.
 
-    CUPTI makes the launch of a graph many times longer. A replay that its spin did not outlast is taken again, and its
-    range is left out of the trace: what it begins with would have run before the rest was launched. What is enqueued
-    `before` each, behind its spin, is no part of it.
+    CUPTI makes the launch of a graph longer. A replay whose launch was not hidden is taken again, and its range is left
+    out of the trace: what it begins with would have run before the rest was launched. What is enqueued `before` each,
+    behind its spin, is no part of it.
 
     Raises:
-        HostTooSlowError: no spin was long enough.
+        HostTooSlowError: the host does not stay ahead of the GPU.
     """
-    hider, launched, kept = graphs.LaunchHider(), itertools.count(), set[str]()
+    launched, kept = itertools.count(), set[str]()
 
     def work() -> None:
         for captured in passes:
@@ -141,7 +141,7 @@ def record_replays(
                 kept.add(hider.sample(*_replay_in_ranges(captured, before, launched)))
 
     events = record(work)
-    return [event for event in events if not str(event["name"]).startswith(REPLAY) or event["name"] in kept]
+    return [event for event in events if not event["name"].startswith(REPLAY) or event["name"] in kept]
 
 
 def _replay_in_ranges(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -103,11 +104,48 @@ def test_the_shapes_that_earlier_versions_alone_timed_are_measured_anew_for_the_
     assert {*found.loc[found["in_channels"] != 8, "model"]} == {"alexnet"}
     assert {*found.loc[found["in_channels"] != 8, "layer"]} == {"features.1", "features.2"}
     assert {*found.loc[found["in_channels"] == 8, "model"]} == {None}
-    assert run_dataset.main(["--renew", str(new / "samples.csv"), "--device", "cpu"]) == 0
-    assert "there is nothing to measure" in capsys.readouterr().err
+    capsys.readouterr()
+    assert run_dataset.main(["--renew", str(new / "samples.csv"), "--device", "cpu", "--list", "--json"]) == 0
+    said = capsys.readouterr()
+    assert "there is nothing to renew" in said.err
+    assert [each["shapes"] for each in json.loads(said.out)] == [0, 0, 0]
+    other = ["--models", "alexnet", "--sizes", "71", "--batch-sizes", "1", "--device", "cpu", "--rounds", "2"]
+    assert run_dataset.main([*other, "--output-dir", str(new)]) == 0
+    assert run_dataset.main(command) == 2
+    assert "--output-dir names a folder of its own for what is renewed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flag", [["--models", "alexnet"], ["--drawn", "4"]])
+def test_batch_sizes_are_those_of_what_is_renewed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rows = [sample((str(batch), *KEYS[1][1:]), timing_method=samples.EVICTED) for batch in (64, 1)]
+    samples.write(tmp_path / "of_64.csv", rows)
+    command = ["--renew", str(tmp_path / "of_64.csv"), "--device", "cpu", "--list"]
+    assert run_dataset.main(command) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["fp32", "1", "1", "0", "1"],
+        ["fp32", "64", "1", "0", "1"],
+    ]
+    assert run_dataset.main([*command, "--batch-sizes", "8"]) == 2
+    assert "no shape to renew is of these" in capsys.readouterr().err
+
+
+def test_no_code_is_run_because_samples_that_are_renewed_name_it(tmp_path: Path):
+    (tmp_path / "own.py").write_text("raise SystemExit('the code of a model was run')")
+    own = {"model": f"{tmp_path / 'own.py'}:make", "family": "own", "input_size": 64, "layer": "0"}
+    samples.write(tmp_path / "own.csv", [sample(KEYS[1], timing_method=samples.EVICTED, **own)])
+    new = tmp_path / "new"
+    command = ["--renew", str(tmp_path / "own.csv"), "--device", "cpu", "--rounds", "2", "--output-dir", str(new)]
+    assert run_dataset.main(command) == 0
+    assert {*samples.read([new / "samples.csv"])["layer"]} == {"0"}
+    assert len((new / "calls.csv").read_text().splitlines()) == 1
+
+
+def test_without_a_gpu_samples_of_two_cards_are_not_mixed(tmp_path: Path):
+    samples.write(tmp_path / "two.csv", [sample(KEYS[0], gpu_name=name) for name in ("NVIDIA H100", "NVIDIA H200")])
+    with pytest.raises(InputError, match="samples of NVIDIA H100, NVIDIA H200: name those of one device"):
+        known.shapes([tmp_path / "two.csv"], None)
+
+
+@pytest.mark.parametrize("flag", [["--models", "alexnet"], ["--sizes", "64"], ["--drawn", "4"]])
 def test_shapes_are_renewed_or_of_models_or_drawn(flag: list[str], capsys: pytest.CaptureFixture[str]):
     assert run_dataset.main(["--renew", "samples.csv", *flag]) == 2
     assert f"{flag[0]} does not go with --renew" in capsys.readouterr().err

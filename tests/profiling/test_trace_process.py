@@ -182,7 +182,7 @@ def test_replays_are_traced_in_every_placement_or_not_at_all(
     )
     monkeypatch.setattr(recordings.graphs, "settle", lambda captured: None)
     monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: ["eager"])
-    monkeypatch.setattr(trace, "record_replays", lambda passes, count, before: [f"{count} replays", before])
+    monkeypatch.setattr(trace, "record_replays", lambda passes, count, before, hider: [f"{count} replays", before])
     recording = Recording(torch.nn.ReLU(), 3, before=evict)
     for _ in range(3):
         recording.add(torch.zeros(1))
@@ -196,7 +196,7 @@ def test_what_was_captured_in_all_placements_is_traced_together(monkeypatch: pyt
     monkeypatch.setattr(recordings.graphs, "capture", lambda step: contextlib.nullcontext(next(captured)))
     monkeypatch.setattr(recordings.graphs, "settle", settled.append)
     monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: ["eager"])
-    monkeypatch.setattr(trace, "record_replays", lambda passes, count, before: [*passes, count, before])
+    monkeypatch.setattr(trace, "record_replays", lambda passes, count, before, hider: [*passes, count, before])
     recording = Recording(torch.nn.ReLU(), 3, before=evict)
     with contextlib.ExitStack() as held:
         for _ in range(3):
@@ -231,7 +231,7 @@ def test_a_pass_that_cannot_be_captured_has_its_eager_trace_alone(captures: bool
 def test_a_pass_whose_launch_no_spin_outlasts_has_its_eager_trace_alone(monkeypatch: pytest.MonkeyPatch):
     waits = iter(([], HostTooSlowError("launching outlasted a spin")))
 
-    def replays(passes: object, count: int, before: object) -> list[dict[str, Any]]:
+    def replays(passes: object, count: int, before: object, hider: object) -> list[dict[str, Any]]:
         if isinstance(found := next(waits), Exception):
             raise found
         return found

@@ -18,7 +18,7 @@ from torch.autograd import profiler
 
 from convscope.convolution import models
 from convscope.errors import HostTooSlowError, TraceMissingError
-from convscope.timing import cupti, trace
+from convscope.timing import cupti, graphs, trace
 from convscope.timing.hooks import module_ranges
 
 GOLDEN = DATA / "trace_resnet50_tf32_h200.json.gz"
@@ -324,9 +324,12 @@ def test_a_replay_that_its_spin_did_not_outlast_is_taken_again_and_left_out_of_t
     monkeypatch.setattr(trace, "record", record)
     gpu.launch_ms = 0.3  # three times as long as the first spin
     passes = [fakes.Captured(gpu, 2.0), fakes.Captured(gpu, 4.0)]
-    events = trace.record_replays(passes, 2)
+    hider = graphs.LaunchHider()
+    events = trace.record_replays(passes, 2, graphs.nothing, hider)
     assert [each.replays for each in passes] == [4, 2]
     assert [event["name"].removeprefix(trace.REPLAY) for event in events] == [":2", ":3", ":4", ":5"]
+    trace.record_replays(passes[:1], 2, graphs.nothing, hider)
+    assert passes[0].replays == 6  # the spin stays as long as it was made
     gpu.launch_ms = 1e6
     with pytest.raises(HostTooSlowError):
-        trace.record_replays(passes, 2)
+        trace.record_replays(passes, 2, graphs.nothing, hider)

@@ -1,4 +1,4 @@
-"""Coverage of a collection: the shapes of its models, and drawn ones, in groups that are measured together.
+"""Coverage of a collection: the shapes of its models, drawn and renewed ones, in groups that are measured together.
 
 Groups take turns among batch sizes and arithmetic. Models and sizes come in an order drawn by chance, each with a few
 shapes at a time, so that whatever time there is, what has been measured by then covers the range. A shape that is known
@@ -71,9 +71,9 @@ class Group:
 
 
 def sources(asked: Collection, stratum: Stratum) -> list[Source]:
-    """Return what the shapes of a stratum come from: each model at each size, and blocks of drawn ones; or of renewed.
+    """Return what the shapes of a stratum come from: each model at each size and blocks of drawn ones, or the renewed.
 
-    A part of the range that is renewed has no others.
+    A collection that renews shapes has no others.
     """
     if asked.renewed:
         own = [use for setting, use in asked.renewed if Stratum(setting, use.batch_size) == stratum]
@@ -122,7 +122,7 @@ def strata(asked: Collection) -> list[Stratum]:
 
 
 def shapes_of(asked: Collection, stratum: Stratum) -> set[Key]:
-    """Return the shapes of a stratum, those of all models and sizes and those that are drawn."""
+    """Return the shapes of a stratum, of whatever source."""
     every = (each for source in sources(asked, stratum) for each in source())
     return set(filter(asked.includes, (key_of(layer.resized(batch=stratum.batch_size)) for layer, _ in every)))
 

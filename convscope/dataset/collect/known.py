@@ -37,7 +37,10 @@ def shapes(paths: Sequence[Path], gpu_name: str | None) -> set[tuple[str, Key]]:
 def outdated(paths: Sequence[Path], gpu_name: str | None) -> list[tuple[str, Use]]:
     """Return the shapes that earlier versions alone timed, in another way, each with its setting and a call of it.
 
-    Arguments and errors are those of `shapes`.
+    Arguments and errors are those of `shapes`; there is one more.
+
+    Raises:
+        InputError: no convolution has the shape of one of these samples.
     """
     timed, is_outdated = _timed("--renew", paths, gpu_name)
     done = {*_with_settings(timed[~is_outdated])}
@@ -60,9 +63,11 @@ def outdated(paths: Sequence[Path], gpu_name: str | None) -> list[tuple[str, Use
 def _timed(flag: str, paths: Sequence[Path], gpu_name: str | None) -> tuple[pd.DataFrame, pd.Series]:
     """Return the samples that have a time, those of one shape and way of timing once; and which are outdated."""
     frame = samples.read(paths)
-    others = sorted({*frame["gpu_name"]} - {gpu_name})
-    if gpu_name is not None and others:
-        files, what = ", ".join(map(str, paths)), f"{', '.join(others)}, this is {gpu_name}"
+    of, files = sorted({*frame["gpu_name"]}), ", ".join(map(str, paths))
+    if gpu_name is None and len(of) > 1:
+        raise InputError(f"{flag} {files}: samples of {', '.join(of)}: name those of one device")
+    if gpu_name is not None and (others := [name for name in of if name != gpu_name]):
+        what = f"{', '.join(others)}, this is {gpu_name}"
         raise InputError(f"{flag} {files}: it has samples of {what}: name samples of this one")
     timed = frame[frame["mean_ms"].notna()].dropna(subset=[*SHAPE])
     timed = timed.drop_duplicates([*ARITHMETIC, *SHAPE, "timing_method"])

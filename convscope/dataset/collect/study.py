@@ -27,7 +27,7 @@ from convscope.dataset.collect.group import ABOUT, GroupFolder
 from convscope.dataset.collect.request import Collection
 from convscope.dataset.collect.uses import Key
 from convscope.dataset.samples import SampleRow
-from convscope.errors import CONTINUE, DeviceFaultError
+from convscope.errors import CONTINUE, DeviceFaultError, InputError
 from convscope.storage.lock import NAME as LOCK
 from convscope.storage.lock import Lock
 
@@ -80,8 +80,26 @@ class CollectStudy:
     _is_closed: bool = field(default=False, init=False)
     _mutex: threading.Lock = field(default_factory=threading.Lock, init=False)
 
+    def check(self) -> None:
+        """Check that the folder is one of this collection, if that renews samples: it measures no others.
+
+        Raises:
+            InputError: it has other groups, or such as an earlier version timed.
+        """
+        renewed = {(setting, use.key) for setting, use in self.asked.renewed}
+        if renewed and any(each.is_older or not each.known <= renewed for each in self.folders()):
+            raise InputError(
+                f"{self.folder} has shapes that are not to be renewed, or earlier times: "
+                "--output-dir names a folder of its own for what is renewed"
+            )
+
     def run(self, take_over: bool = False) -> int:
-        """Measure what is missing; return the exit code, 1 where a group could not be measured."""
+        """Measure what is missing; return the exit code, 1 where a group could not be measured.
+
+        Raises:
+            InputError: as for `check`.
+        """
+        self.check()
         self.folder.mkdir(parents=True, exist_ok=True)
         with Lock(self.folder / LOCK, take_over=take_over):
             groups, began_s = self._groups(), time.monotonic()
@@ -189,5 +207,7 @@ class CollectStudy:
         rows = [row for each in self.folders() for row in self._samples(each)]
         if not rows:
             return 0
-        calls.write(self.folder / CALLS, traced.calls(calls.passes(rows)))
+        asked = self.asked.models  # of others, a file of samples named the model: no code is run for that
+        passes = [each for each in calls.passes(rows) if each[0] in asked or traced.is_of_a_library(each[0])]
+        calls.write(self.folder / CALLS, traced.calls(passes))
         return samples.write(self.folder / SAMPLES, rows)

@@ -26,7 +26,7 @@ Roles = Mapping[str, Sequence[str]]
 
 def frame(rows: Sequence[SampleRow]) -> pd.DataFrame:
     """Return samples as `samples.read` returns them."""
-    return samples.with_none(table.frame(SAMPLES, [*map(vars, rows)]))
+    return samples.with_none(table.frame(SAMPLES, [*map(vars, rows)], samples.TEXT))
 
 
 def taking_part(every: pd.DataFrame) -> npt.NDArray[np.intp]:

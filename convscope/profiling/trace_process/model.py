@@ -108,7 +108,8 @@ class TracedModel:
             self._drop()
 
     def _replay_prepared(self, size: int, algorithms: Mapping[str, str]) -> Answer | None:
-        """Trace the replays of what was prepared; None where that was something else, or the eager trace alone counts.
+        """Trace the replays of what was prepared; None where that was something else, or the eager trace alone counts,
+        as where nothing hides the launch.
 
         Another process had the device too during that eager trace, so its times mean nothing.
         """

@@ -31,7 +31,7 @@ class Recording:
     `add` traces a placement at once; `capture` keeps its graph, and `replay` traces those of all placements together.
 
     `replays` is their number in each placement: by what the eager trace took, as many as end within `_RECORDING_S`. A
-    pass that may not or cannot be captured, or whose launch no spin outlasts, has the eager trace alone. `calls` as
+    pass that may not or cannot be captured, or whose launch nothing hides, has the eager trace alone. `calls` as
     `trace.record_layers` takes it, and `before` as `trace.record_replays` does.
     """
 
@@ -43,6 +43,7 @@ class Recording:
         self.placements: list[list[dict[str, Any]]] = []
         self.replays = TRACED_REPLAYS
         self.calls = False
+        self._hider = graphs.LaunchHider()
         self._captured: list[graphs.Captured] = []
         self._last: Callable[[], object] = lambda: None  # the step that was captured last
 
@@ -59,7 +60,7 @@ class Recording:
                 graphs.settle(plain)
                 self._trace_eagerly(given)
                 if self.replays:
-                    self.placements.append(trace.record_replays([plain], self.replays, self._before))
+                    self.placements.append(trace.record_replays([plain], self.replays, self._before, self._hider))
         except (NotCapturableError, HostTooSlowError):
             self._give_up_replays(given)
 
@@ -75,12 +76,12 @@ class Recording:
         The work of another process makes graphs faster that were captured before it, until this one captures again.
 
         Raises:
-            HostTooSlowError: no spin outlasted the launch of a replay.
+            HostTooSlowError: the host does not stay ahead of the GPU.
         """
         if self.replays:
             with graphs.capture(self._last):
                 graphs.settle(self._captured[0])
-                self.placements.append(trace.record_replays(self._captured, self.replays, self._before))
+                self.placements.append(trace.record_replays(self._captured, self.replays, self._before, self._hider))
 
     def _trace_eagerly(self, given: Inputs) -> None:
         if not self.eager:
