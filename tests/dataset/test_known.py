@@ -10,7 +10,9 @@ import pytest
 
 import run_dataset
 from convscope.dataset import samples
-from convscope.dataset.collect import known, uses
+from convscope.dataset.collect import known, study, uses
+from convscope.dataset.collect.coverage import Group, Stratum
+from convscope.dataset.collect.group import GroupFolder
 from convscope.dataset.collect.request import SETTINGS
 from convscope.dataset.samples import SHAPE, SampleRow
 from convscope.errors import InputError
@@ -109,8 +111,8 @@ def test_the_shapes_that_earlier_versions_alone_timed_are_measured_anew_for_the_
     said = capsys.readouterr()
     assert "there is nothing to renew" in said.err
     assert [each["shapes"] for each in json.loads(said.out)] == [0, 0, 0]
-    other = ["--models", "alexnet", "--sizes", "71", "--batch-sizes", "1", "--device", "cpu", "--rounds", "2"]
-    assert run_dataset.main([*other, "--output-dir", str(new)]) == 0
+    other = Group.of(Stratum("fp32", 1), [uses.uses_of("alexnet", 71)[0][1]], energy=False)
+    GroupFolder.create(new / "groups" / "0002_fp32_b1", other)
     assert run_dataset.main(command) == 2
     assert "--output-dir names a folder of its own for what is renewed" in capsys.readouterr().err
 
@@ -128,12 +130,15 @@ def test_batch_sizes_are_those_of_what_is_renewed(tmp_path: Path, capsys: pytest
     assert "no shape to renew is of these" in capsys.readouterr().err
 
 
-def test_no_code_is_run_because_samples_that_are_renewed_name_it(tmp_path: Path):
+def test_no_code_is_run_because_samples_that_are_renewed_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "own.py").write_text("raise SystemExit('the code of a model was run')")
     own = {"model": f"{tmp_path / 'own.py'}:make", "family": "own", "input_size": 64, "layer": "0"}
+    rows = [sample(KEYS[1], **own)]
     samples.write(tmp_path / "own.csv", [sample(KEYS[1], timing_method=samples.EVICTED, **own)])
+    monkeypatch.setattr(study.CollectStudy, "_measured", lambda self, group, began_s: True)
+    monkeypatch.setattr(GroupFolder, "samples", lambda self: rows)
     new = tmp_path / "new"
-    command = ["--renew", str(tmp_path / "own.csv"), "--device", "cpu", "--rounds", "2", "--output-dir", str(new)]
+    command = ["--renew", str(tmp_path / "own.csv"), "--device", "cpu", "--output-dir", str(new)]
     assert run_dataset.main(command) == 0
     assert {*samples.read([new / "samples.csv"])["layer"]} == {"0"}
     assert len((new / "calls.csv").read_text().splitlines()) == 1
