@@ -131,7 +131,8 @@ def test_batch_sizes_are_those_of_what_is_renewed(tmp_path: Path, capsys: pytest
 
 
 def test_no_code_is_run_because_samples_that_are_renewed_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "own.py").write_text("raise SystemExit('the code of a model was run')")
+    code = f"open({str(tmp_path / 'ran')!r}, 'w').close()\nimport torch\ndef make(): return torch.nn.Conv2d(3, 8, 3)\n"
+    (tmp_path / "own.py").write_text(code)
     own = {"model": f"{tmp_path / 'own.py'}:make", "family": "own", "input_size": 64, "layer": "0"}
     rows = [sample(KEYS[1], **own)]
     samples.write(tmp_path / "own.csv", [sample(KEYS[1], timing_method=samples.EVICTED, **own)])
@@ -142,6 +143,7 @@ def test_no_code_is_run_because_samples_that_are_renewed_name_it(tmp_path: Path,
     assert run_dataset.main(command) == 0
     assert {*samples.read([new / "samples.csv"])["layer"]} == {"0"}
     assert len((new / "calls.csv").read_text().splitlines()) == 1
+    assert not (tmp_path / "ran").exists()
 
 
 def test_without_a_gpu_samples_of_two_cards_are_not_mixed(tmp_path: Path):
