@@ -151,7 +151,7 @@ def main() -> int:
     print("half the 95 % interval, % of the mean, median, by \u00b5s")
     print(half_pct.groupby(pd.cut(1e3 * timed["mean_ms"], EDGES_US), observed=True).median().round(1), end="\n\n")
     print(f"the same launches under several names, calls below {1e3 * SHORT_MS:.0f} \u00b5s")
-    print(alike(timed), end="\n\n")
+    print(alike(timed), end="\n\n", flush=True)  # regrets take minutes
     for kind in ("layer", "family"):
         regrets(every, Question(kind=kind, calls=known), options.processes)
     return 0
