@@ -78,7 +78,7 @@ def digest(document: Mapping[str, Any]) -> str:
 
 def _times(document: Mapping[str, Any]) -> Predictor:
     core = document["core"]
-    parts = {**core, "folds": tuple(Booster(text) for text in core["folds"])}
+    parts = {**core, "folds": tuple(Booster.read(text) for text in core["folds"])}
     parts["names"] = tuple(parts["names"])
     corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
     own = {field.name: document[field.name] for field in dataclasses.fields(Predictor)}
@@ -91,7 +91,7 @@ def _times(document: Mapping[str, Any]) -> Predictor:
 def _workspaces(document: Mapping[str, Any]) -> WorkspacePredictor:
     parts = dict(document["estimate"])
     for name in ("is_some", "ratio"):
-        parts[name] = None if parts[name] is None else Booster(parts[name])
+        parts[name] = None if parts[name] is None else Booster.read(parts[name])
     own = {field.name: document[field.name] for field in dataclasses.fields(WorkspacePredictor)}
     return WorkspacePredictor(**{**own, "estimate": Estimate(**parts)})
 

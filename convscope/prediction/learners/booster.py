@@ -51,9 +51,13 @@ def matrix(values: pd.DataFrame, known: Levels) -> Floats:
 class Booster:
     """Trees that were fitted, or read from their text."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._trees = lightgbm.Booster(model_str=text)
+    def __init__(self, trees: lightgbm.Booster) -> None:
+        self._trees = trees
+
+    @classmethod
+    def read(cls, text: str) -> Booster:
+        """Return trees that were written as text."""
+        return cls(lightgbm.Booster(model_str=text))
 
     @classmethod
     def fit(cls, names: Sequence[str], given: Floats, wanted: Floats, **changed: Any) -> Booster:
@@ -64,7 +68,12 @@ class Booster:
         """
         places = [names.index(name) for name in CATEGORIES]
         data = lightgbm.Dataset(given, wanted, feature_name=[*names], categorical_feature=places, free_raw_data=True)
-        return cls(lightgbm.train({**SETTINGS, **changed}, data, ROUNDS).model_to_string())
+        return cls(lightgbm.train({**SETTINGS, **changed}, data, ROUNDS))
+
+    @property
+    def text(self) -> str:
+        """The trees as text, from which `read` makes them again to the last digit."""
+        return str(self._trees.model_to_string())
 
     def predict(self, given: Floats) -> Floats:
         """Return what the trees give for these features."""

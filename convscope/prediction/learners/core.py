@@ -119,7 +119,9 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, is_linear: bool = 
         raise InputError(f"samples of {len({*work})} shapes are too few to hold some of them back: measure more")
     learns = [number_of != number for number in range(splits.PARTS)]
     folds = [Booster.fit(names, numbers[rows], left[rows], **(LINEAR if is_linear else {})) for rows in learns]
-    rests = left - np.array([trees.predict(numbers) for trees in folds])[number_of, np.arange(len(frame))]
+    rests = left.copy()
+    for trees, learned in zip(folds, learns, strict=True):
+        rests[~learned] -= trees.predict(numbers[~learned])
     offsets = {name: float(np.median(rests[cards == name])) for name in sorted({*cards})}
     if len(offsets) < 2:
         offsets = dict.fromkeys(offsets, 0.0)

@@ -136,6 +136,11 @@ class _Places:
         found: Floats = cdist(self.scaled, other.scaled).min(axis=1)
         return found
 
+    def among(self, kept: Places) -> Floats:
+        """Return how alike some of these are to each other."""
+        own = self.rows(kept)
+        return own.likeness(own)
+
     def likeness(self, other: _Places) -> Floats:
         """Return how alike each of these is to each of the others."""
         squares = (self.scaled**2).sum(axis=1)[:, None] + (other.scaled**2).sum(axis=1)
@@ -191,7 +196,8 @@ def fit(
         if len(rows) < FEWEST:
             continue
         chosen = rows[_thinned(frame.iloc[rows], MOST)]
-        found = _OfOne(places, wanted, rows, chosen, _noise(places, frame, wanted, chosen))
+        noise, likeness = _noise(places, frame, wanted, chosen), places.among(chosen)
+        found = _OfOne(places, wanted, rows, chosen, noise, likeness)
         means[name] = found.mean
         weights += found.weights.tolist()
         points += chosen.tolist()
@@ -221,12 +227,15 @@ def _grouped(given: Features, frame: pd.DataFrame) -> splits.Labels:
 class _OfOne:
     """The process of one group, with the inverse of the likeness of its points."""
 
-    def __init__(self, places: _Places, wanted: Floats, rows: Places, points: Places, noise: float) -> None:
+    def __init__(
+        self, places: _Places, wanted: Floats, rows: Places, points: Places, noise: float, likeness: Floats
+    ) -> None:
         self._places, self._wanted, self._rows, self._points = places, wanted, rows, points
         self.mean = float(wanted[points].mean())
-        likeness = places.rows(points).likeness(places.rows(points))
-        likeness[np.diag_indices_from(likeness)] += noise
+        diagonal = likeness.diagonal().copy()  # of a large matrix there is no room for a second one
+        np.fill_diagonal(likeness, diagonal + noise)
         self._inverse = _inverse(likeness)
+        np.fill_diagonal(likeness, diagonal)
         self.weights: Floats = self._inverse @ (wanted[points] - self.mean)
 
     def leave_out(self, judged: Mask, out: Mask, rests: Floats) -> None:
@@ -262,9 +271,9 @@ def _noise(places: _Places, frame: pd.DataFrame, wanted: Floats, rows: Places) -
     some = rows[_thinned(frame.iloc[rows], TRIED)]
     number_of = np.full(len(frame), -1)
     number_of[some] = splits.folds(splits.labels(frame.iloc[some], "layer"))
-    missed = []
+    likeness, missed = places.among(some), []
     for noise in NOISES:
-        found, rests = _OfOne(places, wanted, some, some, noise), np.full(len(frame), np.nan)
+        found, rests = _OfOne(places, wanted, some, some, noise, likeness), np.full(len(frame), np.nan)
         for number in np.unique(number_of[some]):
             found.leave_out(number_of == number, number_of == number, rests)
         missed.append(float(np.abs(rests[some]).mean()))
