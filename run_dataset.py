@@ -27,6 +27,7 @@ NAME = "run_dataset.py"
 
 def parser() -> OneLineParser:
     """Return the command line."""
+    from convscope.dataset.collect.drawn import KINDS
     from convscope.dataset.collect.request import FAMILIES, SETTINGS, SIZES
 
     count = sum(map(len, FAMILIES.values()))
@@ -49,6 +50,8 @@ def parser() -> OneLineParser:
     made.add_argument("--processes", type=int, metavar="N", help=processes)
     drawn = "N convolutions that no model has, drawn over the range of networks'; no models then but those of --models"
     made.add_argument("--drawn", type=int, default=0, metavar="N", help=drawn)
+    kinds = f"of --drawn, default all: {' '.join(KINDS)} (in groups of several channels)"
+    made.add_argument("--drawn-kinds", nargs="+", metavar="KIND", help=kinds)
     part = "measure part I of N of the shapes, 1/1: several GPUs take one part each, each into its own folder"
     made.add_argument("--part", type=_part, default="1/1", metavar="I/N", help=part)
     known = (
@@ -133,6 +136,8 @@ def _check(options: argparse.Namespace) -> None:
     from convscope.errors import InputError
 
     minutes = options.budget_minutes
+    if options.drawn_kinds and not options.drawn:
+        raise InputError("--drawn-kinds goes with --drawn N: say how many")
     if minutes is not None and not 0 < minutes < math.inf:
         raise InputError(f"--budget-minutes {minutes}: say how many minutes, above 0")
     for flag in ("--models", "--sizes", "--drawn"):
@@ -184,7 +189,7 @@ def _card(device: torch.device | None) -> tuple[str | None, int | None]:
 def _request(
     options: argparse.Namespace, device: str, memory_bytes: int | None, renewed: Sequence[tuple[str, Use]] = ()
 ) -> Collection:
-    from convscope.dataset.collect import request
+    from convscope.dataset.collect import drawn, request
 
     kind = device.partition(":")[0]
     every = [] if options.drawn or options.renew else [name for models in request.FAMILIES.values() for name in models]
@@ -199,6 +204,7 @@ def _request(
         energy_every=request.ENERGY_EVERY[kind] if few is None else few,
         group_shapes=request.GROUP_SHAPES[kind] if shapes is None else shapes,
         group_bytes=request.GROUP_BYTES[kind], part=options.part, drawn=options.drawn, renewed=tuple(renewed),
+        drawn_kinds=tuple(options.drawn_kinds or drawn.KINDS),
         processes=request.processes_for(kind, memory_bytes) if count is None else count,
     )  # fmt: skip
 

@@ -7,6 +7,8 @@ import math
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 import run_dataset
 from convscope.dataset import samples
 from convscope.dataset.collect import coverage, drawn, uses
@@ -38,6 +40,7 @@ def test_all_kinds_are_among_them():
     kinds = Counter(
         "dense" if each.groups == 1 else "depthwise" if each.groups == each.in_channels else "grouped" for each in EVERY
     )
+    assert kinds == Counter(map(drawn.kind, range(len(EVERY))))
     assert all(count > 90 for count in kinds.values())
     assert {each.kernel for each in EVERY} == {*drawn.DENSE, *drawn.GROUPED, *drawn.DEPTHWISE}
     assert {each.dilation for each in EVERY} == {(1, 1), (2, 2)}
@@ -50,6 +53,30 @@ def test_more_of_them_extend_a_collection():
     assert len(few) == 70
     assert few < many
     assert {key[0] for key in many} == {str(stratum.batch_size)}
+
+
+def test_one_kind_of_them_is_the_first_ones_of_that_kind():
+    numbers = drawn.first(50, ("grouped",))
+    assert numbers == [number for number, each in enumerate(EVERY) if 1 < each.groups < each.in_channels][:50]
+    stratum = coverage.strata(ASKED)[0]
+    keys = coverage.shapes_of(dataclasses.replace(ASKED, drawn=50, drawn_kinds=("grouped",)), stratum)
+    assert keys == {uses.key_of(EVERY[number]) for number in numbers}
+    assert drawn.first(100, drawn.KINDS) == [*range(100)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--drawn", "4", "--drawn-kinds", "round"], "--drawn-kinds round: choose some of dense grouped depthwise"),
+        (["--drawn", "4", "--drawn-kinds", "dense", "dense"], "--drawn-kinds dense dense: a kind stands twice"),
+        (["--drawn-kinds", "dense"], "--drawn-kinds goes with --drawn N: say how many"),
+    ],
+)
+def test_bad_kinds_are_one_line(flags: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert run_dataset.main([*flags, "--device", "cpu", "--output-dir", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert reason in error
 
 
 def test_every_drawn_shape_is_in_one_group_and_of_no_model():

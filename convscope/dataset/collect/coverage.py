@@ -79,7 +79,8 @@ def sources(asked: Collection, stratum: Stratum) -> list[Source]:
         own = [use for setting, use in asked.renewed if Stratum(setting, use.batch_size) == stratum]
         return [functools.partial(_given, tuple(block)) for block in blocks(own)]
     of_models = [functools.partial(uses_of, *each) for each in itertools.product(asked.models, asked.sizes)]
-    return [*of_models, *(functools.partial(_drawn, tuple(block)) for block in blocks(range(asked.drawn)))]
+    numbers = drawn.first(asked.drawn, asked.drawn_kinds)
+    return [*of_models, *(functools.partial(_drawn, tuple(block)) for block in blocks(numbers))]
 
 
 def blocks(items: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -7,8 +7,10 @@ lies far from all of them. The convolution of a number is the same everywhere, s
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import random
+from collections.abc import Collection
 
 from convscope.convolution.layer import Layer
 
@@ -32,6 +34,8 @@ DENSE = {
 """Kernels of convolutions without groups, and in how many of a hundred draws each comes; not all draws are kept."""
 GROUPED = {(3, 3): 70, (1, 1): 15, (5, 5): 15}
 DEPTHWISE = {(3, 3): 45, (5, 5): 25, (7, 7): 25, (9, 9): 5}
+KINDS = ("dense", "grouped", "depthwise")
+"""A convolution without groups; one in groups of several channels; one whose groups have one channel each."""
 
 
 @functools.cache
@@ -46,9 +50,21 @@ def convolution(number: int) -> Layer:
             return layer
 
 
+def first(count: int, kinds: Collection[str] = KINDS) -> list[int]:
+    """Return the numbers of the first so many convolutions of some of the `KINDS`."""
+    return [*itertools.islice((number for number in itertools.count() if kind(number) in kinds), count)]
+
+
+@functools.cache
+def kind(number: int) -> str:
+    """Return which of the `KINDS` the convolution of a number is."""
+    layer = convolution(number)
+    return "dense" if layer.groups == 1 else "depthwise" if layer.groups == layer.in_channels else "grouped"
+
+
 def _any(draw: random.Random, number: int) -> Layer:
-    kind = draw.choices((_dense, _grouped, _depthwise), (50, 30, 20))[0]
-    in_channels, out_channels, groups, kernel = kind(draw)
+    sizes = draw.choices((_dense, _grouped, _depthwise), (50, 30, 20))[0]
+    in_channels, out_channels, groups, kernel = sizes(draw)
     sides_px = FIRST_SIDES_PX if in_channels == IMAGE_CHANNELS else SIDES_PX
     height = round(_log_uniform(draw, *sides_px))
     width = height if draw.random() < 0.9 else min(SIDES_PX[1], round(height * _log_uniform(draw, 0.5, 2)))
