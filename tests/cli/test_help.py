@@ -104,11 +104,11 @@ HEAVY = ("torch", "pandas", "sklearn", "lightgbm", "altair")
 HELP_OF_ALL = f"""
 import contextlib, sys
 from convscope import __main__ as program
-for name in program.COMMANDS:
+for words in [*([name] for name in program.COMMANDS), ["dataset", "collect"], *{BELOW}]:
     with contextlib.suppress(SystemExit):
-        program.main([name, "--help"])
+        program.main([*words, "--help"])
     for module in {HEAVY}:
-        assert module not in sys.modules, f"convscope {{name}} --help imports {{module}}"
+        assert module not in sys.modules, f"convscope {{' '.join(words)}} --help imports {{module}}"
 """
 
 

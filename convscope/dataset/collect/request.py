@@ -5,12 +5,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from convscope.cli.options import at_least
 from convscope.convolution import names
 from convscope.dataset.collect.drawn import KINDS
-from convscope.dataset.collect.uses import Use
 from convscope.errors import InputError
+
+if TYPE_CHECKING:
+    from convscope.dataset.collect.uses import Use
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "alexnet": ("alexnet",),

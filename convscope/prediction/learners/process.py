@@ -196,8 +196,8 @@ def fit(
         if len(rows) < FEWEST:
             continue
         chosen = rows[_thinned(frame.iloc[rows], MOST)]
-        noise, likeness = _noise(places, frame, wanted, chosen), places.among(chosen)
-        found = _OfOne(places, wanted, rows, chosen, noise, likeness)
+        noise = _noise(places, frame, wanted, chosen)
+        found = _OfOne(places, wanted, rows, chosen, noise, places.among(chosen))
         means[name] = found.mean
         weights += found.weights.tolist()
         points += chosen.tolist()
@@ -230,6 +230,7 @@ class _OfOne:
     def __init__(
         self, places: _Places, wanted: Floats, rows: Places, points: Places, noise: float, likeness: Floats
     ) -> None:
+        """Fit it; `likeness` is that of the points to each other, without noise, and stays as it is."""
         self._places, self._wanted, self._rows, self._points = places, wanted, rows, points
         self.mean = float(wanted[points].mean())
         diagonal = likeness.diagonal().copy()  # of a large matrix there is no room for a second one
