@@ -50,7 +50,7 @@ def parser() -> OneLineParser:
     made.add_argument("--processes", type=int, metavar="N", help=processes)
     drawn = "N convolutions that no model has, drawn over the range of networks'; no models then but those of --models"
     made.add_argument("--drawn", type=int, default=0, metavar="N", help=drawn)
-    kinds = f"of --drawn, default all: {' '.join(KINDS)} (in groups of several channels)"
+    kinds = f"kinds of convolutions that --drawn takes, default all: {' '.join(KINDS)}"
     made.add_argument("--drawn-kinds", nargs="+", metavar="KIND", help=kinds)
     part = "measure part I of N of the shapes, 1/1: several GPUs take one part each, each into its own folder"
     made.add_argument("--part", type=_part, default="1/1", metavar="I/N", help=part)

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from convscope.convolution.layer import Layer
 
@@ -50,8 +50,8 @@ def convolution(number: int) -> Layer:
             return layer
 
 
-def first(count: int, kinds: Collection[str] = KINDS) -> list[int]:
-    """Return the numbers of the first so many convolutions of some of the `KINDS`."""
+def first(count: int, kinds: Sequence[str]) -> list[int]:
+    """Return the numbers of the first so many convolutions of these kinds, at least one of `KINDS`."""
     return [*itertools.islice((number for number in itertools.count() if kind(number) in kinds), count)]
 
 
