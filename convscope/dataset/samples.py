@@ -97,6 +97,8 @@ class SampleRow:
 
 
 SAMPLES = Table(SampleRow, unique=("gpu_name", "cudnn", *WORK, "run", "layer", "model", "input_size"), first=16)
+_NAMES = ("model", "family", "layer")
+"""Columns of names that may be absent: a "nan" in them is what text makes of a number that is none."""
 _NEEDED = [field.name for field in dataclasses.fields(SampleRow) if not str(field.type).endswith(" | None")]
 TEXT = frozenset(field.name for field in dataclasses.fields(SampleRow) if str(field.type).startswith("str"))
 
@@ -191,6 +193,7 @@ def problems(row: Mapping[str, str]) -> Iterator[str]:
     for name in (*_COUNTS, *_PAIRS):
         if row[name] and (form := _why_not(name, row[name])):
             yield f"{name} is {row[name]!r}: write {form}"
+    yield from (f"{name} is nan: it names none, and an absent one is empty" for name in _NAMES if row[name] == "nan")
     for name in ("mean_ms", "energy_j"):
         if row[name] and not 0 < float(row[name]) < float("inf"):
             yield f"{name} is {row[name]}: a measured value is above 0, and an absent one empty"

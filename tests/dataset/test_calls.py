@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fakes import ROOT
 from fakes.checked import RELEASE, ROWS, errors
 from fakes.drawn_samples import measured
 
@@ -230,6 +233,12 @@ def test_a_cell_that_is_empty_is_one_line(tmp_path: Path):
     pq.write_table(pa.table(table), tmp_path / "calls.parquet")
     with pytest.raises(InputError, match=r"calls.parquet, call 1: position is empty"):
         calls.read([tmp_path / "calls.parquet"])
+
+
+def test_the_code_of_the_card_is_as_a_formatter_writes_it(data: Path):
+    command = [sys.executable, "-m", "ruff", "format", "--check", "--config", ROOT / "pyproject.toml"]
+    done = subprocess.run([*command, data / "README.md"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "1 file already formatted\n"), done.stderr
 
 
 def test_the_card_adds_up_a_pass_of_what_there_is(data: Path, monkeypatch: pytest.MonkeyPatch):

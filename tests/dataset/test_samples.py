@@ -54,6 +54,8 @@ def test_two_files_are_read_one_after_the_other(tmp_path: Path):
         ({"stride": "0x1"}, "line 3: stride is '0x1': write height and width"),
         ({"padding": "-1x1"}, "line 3: padding is '-1x1': write height and width, 3x3, from 0"),
         ({"in_channels": 0}, "line 3: in_channels is '0': write a whole number, from 1"),
+        ({"model": "nan"}, "line 3: model is nan: it names none, and an absent one is empty"),
+        ({"family": "nan"}, "line 3: family is nan"),
         ({"dtype": "int8"}, "line 3: dtype is 'int8': choose one of float32, float16, bfloat16"),
     ],
 )

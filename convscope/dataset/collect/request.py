@@ -106,6 +106,8 @@ class Collection:
                 raise InputError(f"{flag} {' '.join(map(str, values))}: a number stands twice, say each once")
         if not 1 <= self.part[0] <= self.part[1]:
             raise InputError(f"--part {self.part[0]}/{self.part[1]}: say which of how many, 1/2 and 2/2 for two")
+        if not self.drawn_kinds:
+            raise InputError(f"--drawn-kinds: choose some of {' '.join(KINDS)}")
         for kind in self.drawn_kinds:
             if kind not in KINDS:
                 raise InputError(f"--drawn-kinds {kind}: choose some of {' '.join(KINDS)}")

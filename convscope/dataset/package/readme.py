@@ -58,12 +58,12 @@ def _of_a_model(known: Facts) -> Sequence[str]:
         [*(f'{name} == "{value}"' for name, value in work.items()), f"batch_size == {often['batch_size']}"]
     )
     model = f'model == "{often["model"]}" and input_size == {often["input_size"]}'
-    shape = ", ".join(f'"{name}"' for name in AT_ANY_BATCH)
+    shape = "\n".join(f'    "{name}",' for name in AT_ANY_BATCH)
     return (
         "Samples have each shape once, under one of the models that have it. The convolutions of a whole pass:",
-        f"```python\nshape = [{shape}]\n"
-        f"times = samples.query('{asked}').groupby(shape)[\"mean_ms\"].mean()\n"
-        f"calls = pd.read_parquet(\"{CALLS_FILE}\").query('{model}').join(times, on=shape)\n"
+        f"```python\nshape = [\n{shape}\n]\nwork = '{asked}'\n"
+        "times = samples.query(work).groupby(shape)[\"mean_ms\"].mean()\n"
+        f"calls = pd.read_parquet(\"{CALLS_FILE}\").query('{model}')\ncalls = calls.join(times, on=shape)\n"
         'print(calls["mean_ms"].sum(), "ms,", calls["mean_ms"].isna().sum(), "calls without a time")\n```',
     )
 
