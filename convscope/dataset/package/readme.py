@@ -62,7 +62,7 @@ def _of_a_model(known: Facts) -> Sequence[str]:
     return (
         "Samples have each shape once, under one of the models that have it. The convolutions of a whole pass:",
         f"```python\nshape = [\n{shape}\n]\nwork = '{asked}'\n"
-        "times = samples.query(work).groupby(shape)[\"mean_ms\"].mean()\n"
+        'times = samples.query(work).groupby(shape)["mean_ms"].mean()\n'
         f"calls = pd.read_parquet(\"{CALLS_FILE}\").query('{model}')\ncalls = calls.join(times, on=shape)\n"
         'print(calls["mean_ms"].sum(), "ms,", calls["mean_ms"].isna().sum(), "calls without a time")\n```',
     )
