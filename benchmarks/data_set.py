@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import pandas as pd
 
 from convscope.dataset import calls, samples
 from convscope.dataset.samples import ARITHMETIC, SHAPE, SHARE
+from convscope.prediction.features import features
 from convscope.selection import evaluation
 from convscope.selection.evaluation import Question
 
@@ -38,7 +40,7 @@ def fastest(frame: pd.DataFrame) -> pd.DataFrame:
     own = ready[ready["algorithm"] == "torch"].set_index(KEY)
     rivals = ready[~ready["algorithm"].isin(CHOOSERS)]
     best = rivals.loc[rivals.groupby(KEY)["mean_ms"].idxmin()].set_index(KEY)
-    both = best.join(own[["mean_ms", "mean_ci95_ms"]], rsuffix="_own", how="inner").reset_index()
+    both = best.join(own[["mean_ms", "mean_ci95_ms", "kernels"]], rsuffix="_own", how="inner").reset_index()
     low, high = both["mean_ms_own"] - both["mean_ci95_ms_own"], both["mean_ms"] + both["mean_ci95_ms"]
     both["faster"] = high < low
     both["gain"] = np.where(both["faster"], both["mean_ms_own"] / both["mean_ms"], 1.0)
@@ -59,6 +61,23 @@ def gains(both: pd.DataFrame, by: list[str]) -> pd.DataFrame:
             "saved, %": 100 * parts["saved_ms"].sum() / parts["mean_ms_own"].sum(),
         }
     ).round(2)  # fmt: skip
+
+
+def grouped(both: pd.DataFrame) -> pd.DataFrame:
+    """Return what grouped convolutions take, by setting and whether the channels of a group are a power of two.
+
+    Launches are those of PyTorch's own choice; times, of that choice and of the fastest candidate, are multiples of the
+    roofline's.
+    """
+    kept = both[(both["kind"] == "grouped") & both["kernels_own"].notna()].reset_index(drop=True)
+    is_power = np.frexp(kept["in_channels"] / kept["groups"])[0] == 0.5
+    kept["channels of a group"] = np.where(is_power, "a power of two", "others")
+    kept["launches"] = [sum(json.loads(counts).values()) for counts in kept["kernels_own"]]
+    roofline_ms = features(kept, {}).roofline_ms
+    kept["PyTorch, x roofline"], kept["fastest"] = kept["mean_ms_own"] / roofline_ms, kept["mean_ms"] / roofline_ms
+    parts = kept.groupby(["setting", "channels of a group"])
+    columns = parts[["launches", "PyTorch, x roofline", "fastest"]].median().round(1)
+    return columns.assign(shapes=parts.size())
 
 
 def alike(timed: pd.DataFrame) -> pd.DataFrame:
@@ -144,6 +163,7 @@ def main() -> int:
     print(once.drop_duplicates(KEY).groupby(["of", "setting", "batch_size"]).size().unstack(), end="\n\n")
     both = fastest(once)
     print(gains(both, ["of", "setting"]), gains(both, ["of", "setting", "kind"]), sep="\n\n", end="\n\n")
+    print("grouped convolutions, medians", grouped(both), sep="\n", end="\n\n")
     by = both[both["faster"]].groupby(["of", "setting", "what"]).size()
     print(by[by >= LEAST].sort_values(ascending=False), end="\n\n")
     timed = every[(every["status"] == "ok") & (every["placements"] >= PLACEMENTS)]

@@ -33,6 +33,8 @@ AXIS = ("kernel_size", "stride", "padding", "dilation")
 """Columns of a convolution's options along an axis, in the order in which `along` takes them."""
 UNITS = (4, 8, 16, 32, 64, 128)
 """Numbers of channels and filters that kernels load or multiply together."""
+UNITS_OF_ALL = (8, 16, 32, 64)
+"""Numbers that the channels and filters of all groups together are a multiple of where kernels take groups at once."""
 VECTORS = (2, 4, 8)
 """Numbers of neighbouring outputs that kernels load or store together."""
 ROWS = (8, 32)
@@ -177,12 +179,21 @@ class _Shape:
         return {f"log_{name}": np.log(value) for name, value in sizes.items()}
 
     def remainders(self) -> dict[str, Floats]:
-        """Return how well channels, filters and pixels fill the units that kernels take them in, and whether wholly."""
+        """Return how well channels, filters and pixels fill the units that kernels take them in, and whether wholly.
+
+        cuDNN has kernels for groups of some sizes, mostly powers of two; others take many times as long.
+        """
         found = {}
+        of_group = ("channels", self.channels / self.groups), ("filters", self.filters / self.groups)
         for unit in UNITS:
-            for name, size in (("channels", self.channels / self.groups), ("filters", self.filters / self.groups)):
+            for name, size in of_group:
                 found[f"{name}_of_{unit}"] = np.ceil(size / unit) * unit / size
                 found[f"{name}_in_{unit}"] = np.where(size % unit == 0, 1.0, 0.0)
+        for unit in UNITS_OF_ALL:
+            for name, size in (("channels", self.channels), ("filters", self.filters)):
+                found[f"all_{name}_in_{unit}"] = np.where(size % unit == 0, 1.0, 0.0)
+        for name, size in of_group:
+            found[f"{name}_in_powers"] = np.where(np.frexp(size)[0] == 0.5, 1.0, 0.0)  # of two
         for unit in WINOGRAD:
             found[f"side_of_{unit}"] = np.ceil(self.out[0] / unit) * np.ceil(self.out[1] / unit) * unit**2
             found[f"side_of_{unit}"] /= self.out[0] * self.out[1]

@@ -54,6 +54,11 @@ def test_channels_that_fill_their_units_wholly_are_seen():
     values = features(frame(ROW, dataclasses.replace(ROW, in_channels=32)), {}).values
     assert values["channels_in_8"].tolist() == [0.0, 1.0]  # 6 and 8 in a group
     assert values["channels_of_8"].tolist() == pytest.approx([8 / 6, 1.0])
+    assert values["all_channels_in_8"].tolist() == [1.0, 1.0]  # 24 and 32 in all groups
+    assert values["all_channels_in_16"].tolist() == [0.0, 1.0]
+    assert values["all_filters_in_8"].tolist() == [0.0, 0.0]  # 36
+    assert values["channels_in_powers"].tolist() == [0.0, 1.0]
+    assert values["filters_in_powers"].tolist() == [0.0, 0.0]  # 9 in a group
 
 
 def test_outputs_that_fill_vectors_and_transforms_are_seen():
