@@ -13,6 +13,7 @@ import run_dataset
 from convscope.dataset import samples
 from convscope.dataset.collect import coverage, drawn, uses
 from convscope.dataset.collect.request import BATCHES, SETTINGS, Collection
+from convscope.errors import InputError
 
 ASKED = Collection(
     device="cuda:0", models=(), sizes=(64,), batch_sizes=BATCHES, settings=tuple(SETTINGS), first=4, rounds=2, seed=0,
@@ -77,6 +78,11 @@ def test_bad_kinds_are_one_line(flags: list[str], reason: str, tmp_path: Path, c
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert reason in error
+
+
+def test_a_collection_of_no_kind_is_refused():
+    with pytest.raises(InputError, match="--drawn-kinds: choose some of dense grouped depthwise"):
+        dataclasses.replace(ASKED, drawn_kinds=())
 
 
 def test_every_drawn_shape_is_in_one_group_and_of_no_model():
