@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """Figures of docs/prediction.md beside those of `predict evaluate`: each fifth of the layers held back in turn.
 
-python benchmarks/prediction.py data/h100                      seven minutes on one core
+python benchmarks/prediction.py data/h100                      twenty minutes on one core
+python benchmarks/prediction.py data/h100 --fifths 1           four; the layers that predict evaluate holds back
 python benchmarks/prediction.py data/h100 --target energy      twelve
-python benchmarks/prediction.py data/h200 data/h100            forty; both learned together, errors of each card
+python benchmarks/prediction.py data/h200 data/h100            more; both learned together, errors of each card
 
-For times it also prints by how much the errors of two algorithms for one shape correlate.
+Layers of models and shapes that no model has are told apart. For times it also prints by how much the errors of two
+algorithms for one shape correlate.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -28,17 +31,17 @@ SHAPES_LEAST = 100  # that two algorithms share, for a correlation
 COMPARED = ("torch", "guess", "implicit precomp gemm", "implicit gemm", "gemm", "fft tiling", "direct", "winograd")
 
 
-def missed(frame: pd.DataFrame, target: str) -> pd.DataFrame:
-    """Return the samples with a target, their fifth, and the logarithm of predicted over measured."""
+def missed(frame: pd.DataFrame, target: str, fifths: Sequence[int]) -> pd.DataFrame:
+    """Return the samples with a target of these fifths, and the logarithm of predicted over measured."""
     parts = np.array([splits.part(label) for label in splits.labels(frame, "layer")])
     judged = predictor.has(frame, target)
     found = []
-    for fifth in range(splits.PARTS):
-        held_back = parts == fifth
+    for fifth in fifths:
+        held_back = parts == fifth - 1
         learned = frame[splits.beside(frame, "layer", held_back)].reset_index(drop=True)
         rows = frame[held_back & judged].reset_index(drop=True)
         middle = predictor.fit(learned, target, {}).predict(rows, LEVEL).middle
-        found.append(rows.assign(fifth=str(fifth + 1), error=np.log(middle / rows[TARGETS[target][0]].to_numpy(float))))
+        found.append(rows.assign(fifth=str(fifth), error=np.log(middle / rows[TARGETS[target][0]].to_numpy(float))))
     together: pd.DataFrame = pd.concat(found, ignore_index=True)
     return together
 
@@ -49,17 +52,29 @@ def score(errors: pd.Series) -> dict[str, float]:
     return {"samples": len(pct), "median, %": round(pct.median(), 1), "MAPE, %": round(pct.mean(), 1)}
 
 
+def table(found: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores of each fifth and of all together, of all shapes, of those of models and of the others."""
+    no_model = found["family"].isna()
+    kinds = {"": found, ", of models": found[~no_model], ", of no model": found[no_model]}
+    lines: dict[str, dict[str, float]] = {}
+    for kind, rows in kinds.items() if no_model.any() else [("", found)]:
+        lines |= {f"fifth {name}{kind}": score(part["error"]) for name, part in rows.groupby("fifth")}
+        lines[f"all{kind}"] = score(rows["error"])
+    return pd.DataFrame(lines).T
+
+
 def main() -> int:
     """Print the tables."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     options.add_argument("--target", choices=("time", "energy"), default="time")
+    every = [*range(1, splits.PARTS + 1)]
+    options.add_argument("--fifths", type=int, nargs="+", choices=every, default=every, metavar="N", help="1 to 5")
     asked = options.parse_args()
     files = [folder / "samples.parquet" for folder in asked.folders]
-    found = missed(predictor.usable(samples.read(files), asked.target), asked.target)
+    found = missed(predictor.usable(samples.read(files), asked.target), asked.target, asked.fifths)
     for card, of_card in found.groupby("gpu_name"):
-        lines = {f"fifth {name}": score(part["error"]) for name, part in of_card.groupby("fifth")}
-        print(card, pd.DataFrame({**lines, "all": score(of_card["error"])}).T.to_string(), sep="\n", end="\n\n")
+        print(card, table(of_card).to_string(), sep="\n", end="\n\n")
     if asked.target == "time":
         wide = found.pivot_table("error", ["gpu_name", *SHAPE, *ARITHMETIC], "algorithm")
         wide = wide[[name for name in COMPARED if name in wide]]
