@@ -103,9 +103,9 @@ def test_a_predictor_is_kept_and_read_again(made: Predictor, tmp_path: Path):
         (lambda text: text[: len(text) // 2], "is no predictor, or a damaged one"),
         (
             lambda text: text.replace('"convscope predictor"', '"something"'),
-            "is something 8, not convscope predictor 8",
+            f"is something {document.VERSION}, not convscope predictor {document.VERSION}",
         ),
-        (lambda text: text.replace('"version": 8', '"version": 9'), "is convscope predictor 9, not"),
+        (lambda text: text.replace('"version": ', '"version": 9'), rf"is convscope predictor 9{document.VERSION}, not"),
         (lambda text: text.replace('"effects"', '"affects"'), r"is damaged \("),
         (lambda text: text.replace("tree\\n", "bush\\n", 1), r"is damaged \(its contents have another SHA-256"),
         (lambda text: "[]", "is no predictor, or a damaged one"),

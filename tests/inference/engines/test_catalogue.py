@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import sys
 import types
@@ -18,7 +19,7 @@ from torch import nn
 import run_inference
 from convscope.convolution import models
 from convscope.errors import InputError, MissingError
-from convscope.inference.engines import catalogue, compilers
+from convscope.inference.engines import catalogue, compilers, variants
 from convscope.inference.engines.runners import LocalRunner, RemoteRunner
 from convscope.inference.engines.workload import Workload
 
@@ -90,15 +91,24 @@ def test_what_needs_a_gpu_says_so(name: str, tmp_path: Path):
         catalogue.make(name, workload(tmp_path))
 
 
-@pytest.mark.parametrize(("name", "ways"), [("graph", 2), ("graph-unfolded", 2), ("fused", 7)])
+@pytest.mark.parametrize("is_faster", [True, False], ids=["with the changes before", "each change alone"])
+@pytest.mark.parametrize(("name", "ways"), [("graph", (2, 2)), ("graph-unfolded", (2, 2)), ("fused", (8, 7))])
 def test_the_ways_of_a_graph_agree_in_half_precision_channels_last(
-    name: str, ways: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, ways: tuple[int, int], is_faster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """All but the graph and cuDNN: on a CPU each step is launched, and the fused calls are done in steps.
+    """All but the graph, cuDNN and the times: on a CPU each step is launched, and the fused calls are done in steps.
 
-    What would change nothing in this small model is no way.
+    What would change nothing in this small model is no way; what there is to change depends on the changes before.
+
+    Args:
+        is_faster: each change makes the model faster, so that the next ones come on top of it.
     """
     tried: list[torch.Tensor] = []
+    times_ms = itertools.count(1000.0, -1.0 if is_faster else 1.0)
+
+    def timed_ms(runner: LocalRunner) -> float:
+        runner.close()
+        return next(times_ms)
 
     def uncaptured(
         workload: Workload, step: Callable[[], torch.Tensor], given: torch.Tensor, captured: bool = False
@@ -108,14 +118,16 @@ def test_the_ways_of_a_graph_agree_in_half_precision_channels_last(
 
     monkeypatch.setattr(Workload, "needs_gpu", lambda workload, engine: None)
     monkeypatch.setattr(Workload, "local", uncaptured)
+    monkeypatch.setattr(variants, "_time_ms", timed_ms)
     asked = workload(tmp_path, dtype="bfloat16", layout="nhwc")
     runner, setup = catalogue.make(name, asked)
     expected = asked.model(asked.given).detach()
     tried.append(runner.output(asked.given))
     runner.close()
-    assert len(tried) == ways + 2  # each way, the kept one again, and its output
+    count = ways[0] if is_faster else ways[1]
+    assert len(tried) == count + 2  # each way, the kept one again, and its output
     assert all((output.float() - expected).norm() < 2e-2 * expected.norm() for output in tried)
-    assert re.search(rf"; best of {ways}: plans .* \(\d\S* ms, the next \d\S* ms\)(; |$)", setup.remark)
+    assert re.search(rf"; best of {count}: plans .* \(\d\S* ms, the next \d\S* ms\)(; |$)", setup.remark)
     assert setup.compile_s > 0
 
 
