@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Figures of docs/prediction.md beside those of `predict evaluate`: each fifth of the layers held back in turn.
 
-python benchmarks/prediction.py data/h100                      twenty minutes on one core
-python benchmarks/prediction.py data/h100 --fifths 1           four; the layers that predict evaluate holds back
-python benchmarks/prediction.py data/h100 --target energy      twelve
-python benchmarks/prediction.py data/h200 data/h100            more; both learned together, errors of each card
+python benchmarks/prediction.py data/h100 --fifths 1           four minutes on one core, the layers that predict
+                                                               evaluate holds back
+python benchmarks/prediction.py data/h100                      five times as much
+python benchmarks/prediction.py data/h100 --target energy      joules
+python benchmarks/prediction.py data/h200 data/h100            both learned together, errors of each card
 
 Layers of models and shapes that no model has are told apart. For times it also prints by how much the errors of two
 algorithms for one shape correlate.
