@@ -184,16 +184,23 @@ def scores(
 
 def noise(frame: pd.DataFrame, target: str) -> Iterator[Score]:
     """Yield how far repeats of the same work on the same kind of card are apart, where there are any."""
+    again = repeats(frame, target)
+    if len(again):
+        errors = np.expm1(again["error"].to_numpy(float))
+        yield _score((target, "all", NOISE, ""), errors, again["work"].to_numpy(dtype=object))
+
+
+def repeats(frame: pd.DataFrame, target: str) -> pd.DataFrame:
+    """Return the repeats among samples: of work that was measured before on the same kind of card.
+
+    Returns: their rows; besides the columns of samples `work`, a text that they share with the first, and `error`, the
+        logarithm of what was measured over the first.
+    """
     frame = usable(frame, target)
     frame = frame[has(frame, target)].reset_index(drop=True)
-    groups = pd.Series(splits.joined(frame, (*WORK, "gpu_name", "cudnn", "ran_algorithm")))
-    values = np.log(frame[TARGETS[target][0]].to_numpy(float))
-    several = (groups.map(groups.value_counts()) > 1).to_numpy()
-    if several.any():
-        first = pd.Series(values[several]).groupby(groups[several].to_numpy()).transform("first").to_numpy()
-        again = (groups[several].duplicated()).to_numpy()
-        errors = np.expm1(values[several] - first)[again]
-        yield _score((target, "all", NOISE, ""), errors, groups[several].to_numpy(dtype=object)[again])
+    work = pd.Series(splits.joined(frame, (*WORK, "gpu_name", "cudnn", "ran_algorithm")), dtype=object)
+    values = pd.Series(np.log(frame[TARGETS[target][0]].to_numpy(float)))
+    return frame.assign(work=work, error=values - values.groupby(work).transform("first"))[work.duplicated()]
 
 
 def _of_split(
