@@ -36,7 +36,7 @@ COMPARED = ("torch", "guess", "implicit precomp gemm", "implicit gemm", "gemm", 
 
 
 def missed(frame: pd.DataFrame, target: str, kind: str, fifths: Sequence[int]) -> pd.DataFrame:
-    """Return the samples with a target of these fifths, and the logarithm of predicted over measured."""
+    """Return the samples with a target of these fifths by a split, and the logarithm of predicted over measured."""
     parts = np.array([splits.part(label) for label in splits.labels(frame, kind)])
     judged = predictor.has(frame, target)
     found = []
