@@ -1,4 +1,4 @@
-"""Tables as Parquet: typed columns, the same bytes for the same rows, read back as the text of a CSV file.
+"""Tables as Parquet: typed columns, the same bytes for the same rows, read back as text, objects or a data frame.
 
 pyarrow is imported when it is needed: reading CSV files does without it.
 """
@@ -15,6 +15,7 @@ from convscope.errors import InputError
 from convscope.storage.table import Table
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 SUFFIX = ".parquet"
@@ -38,19 +39,27 @@ def schema(form: Table, numbered: bool = True) -> pa.Schema:
 
 def content(form: Table, rows: Sequence[Any], numbered: bool = True) -> bytes:
     """Return rows of a table, in their order, as a Parquet file."""
-    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in form.columns}
-    return packed({NUMBER: list(range(len(rows))), **columns}, schema(form, numbered))
+    numbers = {NUMBER: list(range(len(rows)))} if numbered else {}
+    return packed({**numbers, **_columns(form, rows)}, schema(form, numbered))
 
 
 def packed(columns: Mapping[str, Sequence[Any]], form: pa.Schema) -> bytes:
     """Return columns as a Parquet file, compressed."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    file = io.BytesIO()
-    made = pa.table({field.name: pa.array(columns[field.name], field.type) for field in form}, schema=form)
+    file, made = io.BytesIO(), _typed(columns, form)
     pq.write_table(made, file, compression="zstd", compression_level=_LEVEL, row_group_size=_GROUP_ROWS)
     return file.getvalue()
+
+
+def _columns(form: Table, rows: Sequence[Any]) -> dict[str, list[Any]]:
+    return {name: [getattr(row, name) for row in rows] for name in form.columns}
+
+
+def _typed(columns: Mapping[str, Sequence[Any]], form: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.table({field.name: pa.array(columns[field.name], field.type) for field in form}, schema=form)
 
 
 def read(path: Path) -> pa.Table:
@@ -87,13 +96,54 @@ def rows(path: Path, form: Table, numbered: bool = True) -> list[dict[str, str]]
     Raises:
         InputError: the file cannot be read, or has other columns.
     """
+    found, names = columns(path, form, numbered), form.columns
+    texts = [map(text, found.column(name).to_pylist()) for name in names]
+    return [dict(zip(names, cells, strict=True)) for cells in zip(*texts, strict=True)]
+
+
+def columns(path: Path, form: Table, numbered: bool = True) -> pa.Table:
+    """Read a table by columns.
+
+    Raises:
+        InputError: the file cannot be read, or has other columns.
+    """
     found = read(path)
     for difference in differences(found.schema, schema(form, numbered)):
         raise InputError(f"{path}: {difference}: write it anew (python -m convscope dataset package)")
-    names = form.columns
-    columns = [map(_text, found.column(name).to_pylist()) for name in names]
-    return [dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)]
+    return found
 
 
-def _text(value: object) -> str:
+def objects(found: pa.Table, form: Table) -> list[Any]:
+    """Return the rows of a table as objects of its row type, an empty text as None."""
+    cells = [found.column(name).to_pylist() for name in form.columns]
+    values = [map(_none_for_empty, each) if "" in {*each} else each for each in cells]
+    return [form.row_type(*row) for row in zip(*values, strict=True)]
+
+
+def frame(found: pa.Table, form: Table) -> pd.DataFrame:
+    """Return a table as a data frame, as `storage.table.frame` makes it of rows; what is absent in text is None."""
+    import pandas as pd
+    import pyarrow as pa
+
+    made = {}
+    for name in form.columns:
+        column = found.column(name)
+        if pa.types.is_string(column.type):
+            made[name] = pd.Series([cell or None for cell in column.to_numpy()], dtype=object)
+        else:
+            made[name] = pd.Series(column.to_numpy())
+    return pd.DataFrame(made)
+
+
+def frame_of(rows: Sequence[Any], form: Table) -> pd.DataFrame:
+    """Return row objects as a data frame, as `frame` does."""
+    return frame(_typed(_columns(form, rows), schema(form, numbered=False)), form)
+
+
+def text(value: object) -> str:
+    """Return a value as a cell of a CSV file has it."""
     return "" if value is None else value if isinstance(value, str) else repr(value)
+
+
+def _none_for_empty(cell: object) -> object:
+    return None if cell == "" else cell

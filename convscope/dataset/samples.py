@@ -22,6 +22,7 @@ from convscope.storage.table import Table
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 SHAPE = (
     *("batch_size", "in_channels", "out_channels", "in_height_px", "in_width_px"),
@@ -100,6 +101,8 @@ SAMPLES = Table(SampleRow, unique=("gpu_name", "cudnn", *WORK, "run", "layer", "
 _NAMES = ("model", "family", "layer")
 """Columns of names that may be absent: a "nan" in them is what text makes of a number that is none."""
 _NEEDED = [field.name for field in dataclasses.fields(SampleRow) if not str(field.type).endswith(" | None")]
+_QUANTITIES = ("mean_ms", "energy_j")
+_JUDGED = tuple(dict.fromkeys((*_NEEDED, "dtype", *_COUNTS, *_PAIRS, *_NAMES, *_QUANTITIES)))
 TEXT = frozenset(field.name for field in dataclasses.fields(SampleRow) if str(field.type).startswith("str"))
 
 
@@ -112,16 +115,45 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     """
     import pandas as pd  # only those who want data frames need it
 
-    found = [table.frame(SAMPLES, cells(path), TEXT) for path in paths]
+    found = [_frame(path) for path in paths]
     if not any(len(each) for each in found):
         raise InputError(f"{', '.join(map(str, paths))}: no samples in it: measure some, or import them")
     every = pd.concat([each for each in found if len(each)], ignore_index=True)
     if twice := int(every.duplicated([*SAMPLES.unique]).sum()):
         raise InputError(f"{', '.join(map(str, paths))}: {twice} samples stand in two files: name each run once")
-    return with_none(every)
+    return every
 
 
-def with_none(frame: pd.DataFrame) -> pd.DataFrame:
+def rows(path: Path) -> list[SampleRow]:
+    """Read a file of samples as objects; errors as for `read`."""
+    found = sound_columns(path)
+    return table.objects(SAMPLES, cells(path)) if found is None else parquet.objects(found, SAMPLES)
+
+
+def _frame(path: Path) -> pd.DataFrame:
+    found = sound_columns(path)
+    return _with_none(table.frame(SAMPLES, cells(path), TEXT)) if found is None else parquet.frame(found, SAMPLES)
+
+
+def sound_columns(path: Path) -> pa.Table | None:
+    """Return the columns of a Parquet file of samples if nothing is wrong with it; None of any other file.
+
+    Columns are looked at by their different values, which is fast. Which sample has a wrong one is for `problems`.
+
+    Raises:
+        InputError: it is a Parquet file that cannot be read, or has other columns.
+    """
+    if path.suffix != parquet.SUFFIX or not path.exists():
+        return None
+    found = parquet.columns(path, SAMPLES)
+    for name in _JUDGED:
+        if any(_problem(name, parquet.text(value)) for value in found.column(name).unique().to_pylist()):
+            return None
+    outcomes = (map(parquet.text, found.column(name).to_pylist()) for name in ("status", *_QUANTITIES))
+    return None if any(map(_is_of_nothing, *outcomes)) else found
+
+
+def _with_none(frame: pd.DataFrame) -> pd.DataFrame:
     """Return samples with None in place of NaN in the columns of text."""
     import pandas as pd
 
@@ -176,28 +208,33 @@ def kernel_names(text: str | None) -> tuple[str, ...] | None:
 
 
 @functools.lru_cache(_TEXTS)
-def _why_not(name: str, text: str) -> str | None:
-    """Return what belongs into a cell of a count or a pair instead of this text; None where it is right."""
-    least = 0 if name == "padding" else 1
-    parts = text.split("x") if name in _PAIRS else [text.removesuffix(".0")]
-    if len(parts) == 1 + (name in _PAIRS) and all(each.isdecimal() and int(each) >= least for each in parts):
-        return None
-    return f"{'height and width, 3x3' if name in _PAIRS else 'a whole number'}, from {least}"
+def _problem(name: str, cell: str) -> str | None:
+    """Return what is wrong with the cell of a column, None for nothing."""
+    if not cell:
+        return f"{name} is empty" if name in _NEEDED else None
+    if name == "dtype" and cell not in ELEMENT_BYTES:
+        return f"dtype is {cell!r}: choose one of {', '.join(ELEMENT_BYTES)}"
+    if name in _NAMES and cell == "nan":
+        return f"{name} is nan: it names none, and an absent one is empty"
+    if name in _QUANTITIES and not 0 < float(cell) < float("inf"):
+        return f"{name} is {cell}: a measured value is above 0, and an absent one empty"
+    if name in (*_COUNTS, *_PAIRS):
+        least = 0 if name == "padding" else 1
+        parts = cell.split("x") if name in _PAIRS else [cell.removesuffix(".0")]
+        if len(parts) != 1 + (name in _PAIRS) or not all(each.isdecimal() and int(each) >= least for each in parts):
+            form = "height and width, 3x3" if name in _PAIRS else "a whole number"
+            return f"{name} is {cell!r}: write {form}, from {least}"
+    return None
+
+
+def _is_of_nothing(status: str, *quantities: str) -> bool:
+    return status == "ok" and not any(quantities)
 
 
 def problems(row: Mapping[str, str]) -> Iterator[str]:
     """Yield what is wrong with a sample: values that no measurement has."""
-    yield from (f"{name} is empty" for name in _NEEDED if not row[name])
-    if row["dtype"] and row["dtype"] not in ELEMENT_BYTES:
-        yield f"dtype is {row['dtype']!r}: choose one of {', '.join(ELEMENT_BYTES)}"
-    for name in (*_COUNTS, *_PAIRS):
-        if row[name] and (form := _why_not(name, row[name])):
-            yield f"{name} is {row[name]!r}: write {form}"
-    yield from (f"{name} is nan: it names none, and an absent one is empty" for name in _NAMES if row[name] == "nan")
-    for name in ("mean_ms", "energy_j"):
-        if row[name] and not 0 < float(row[name]) < float("inf"):
-            yield f"{name} is {row[name]}: a measured value is above 0, and an absent one empty"
-    if row["status"] == "ok" and not row["mean_ms"] and not row["energy_j"]:
+    yield from (problem for name in _JUDGED if (problem := _problem(name, row[name])))
+    if _is_of_nothing(row["status"], *(row[name] for name in _QUANTITIES)):
         yield "the status is ok, mean_ms and energy_j are empty: give one of them, or another status"
 
 

@@ -160,7 +160,11 @@ def frame(form: Table, kept: Sequence[Mapping[str, object]], texts: Collection[s
     writer.writerow(names)
     writer.writerows(map(operator.itemgetter(*names), kept))
     text.seek(0)
-    return pd.read_csv(text, float_precision="round_trip", dtype=dict.fromkeys(texts, str))
+    kinds = _types(form.row_type)  # type: ignore[arg-type]
+    absent = {name: [""] if kind == "str" else ["", "nan"] for name, (kind, _) in kinds.items()}  # a layer may be "NA"
+    return pd.read_csv(
+        text, float_precision="round_trip", dtype=dict.fromkeys(texts, str), na_values=absent, keep_default_na=False
+    )
 
 
 def objects(form: Table, kept: Iterable[Mapping[str, str]]) -> list[Any]:

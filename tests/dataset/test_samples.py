@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from fakes.drawn_samples import drawn
 
-from convscope.dataset import samples
+from convscope.dataset import parquet, samples
 from convscope.dataset.samples import SampleRow
 from convscope.errors import InputError
 from convscope.storage import wording
@@ -31,6 +32,27 @@ def test_what_is_written_is_read_again(tmp_path: Path):
     read = [SampleRow(**{name: None if cell != cell else cell for name, cell in each.items()})
             for each in frame.to_dict("records")]  # fmt: skip
     assert read == rows
+
+
+def test_a_parquet_file_is_read_as_the_csv_file_of_its_rows(tmp_path: Path):
+    none = dataclasses.replace(ROW, batch_size=77, mean_ms=None, mean_ci95_ms=None, model=None, family=None, layer="NA")
+    refused = dataclasses.replace(none, layer="null", status="unsupported", reason='a "word", and\nmore', groups=None)
+    rows = [*drawn(30), dataclasses.replace(none, energy_j=0.5, relative_error=float("inf")), refused]
+    samples.write(tmp_path / "samples.csv", rows)
+    (tmp_path / "samples.parquet").write_bytes(parquet.content(samples.SAMPLES, rows))
+    frames = [samples.read([tmp_path / name]) for name in ("samples.csv", "samples.parquet")]
+    pd.testing.assert_frame_equal(*frames)
+    pd.testing.assert_frame_equal(frames[0], parquet.frame_of(rows, samples.SAMPLES))
+    assert [*frames[0]["layer"][-2:]] == ["NA", "null"]
+    assert samples.rows(tmp_path / "samples.csv") == samples.rows(tmp_path / "samples.parquet") == rows
+
+
+def test_an_empty_text_in_a_parquet_file_is_an_absent_one(tmp_path: Path):
+    path = tmp_path / "samples.parquet"
+    path.write_bytes(
+        parquet.content(samples.SAMPLES, [dataclasses.replace(ROW, model=""), dataclasses.replace(ROW, model="vgg16")])
+    )
+    assert [row.model for row in samples.rows(path)] == [*samples.read([path])["model"]] == [None, "vgg16"]
 
 
 def test_two_files_are_read_one_after_the_other(tmp_path: Path):
@@ -62,6 +84,11 @@ def test_two_files_are_read_one_after_the_other(tmp_path: Path):
 def test_what_no_measurement_says_is_refused(tmp_path: Path, cells: dict[str, object], expected: str):
     with pytest.raises(InputError, match=expected):
         samples.read([changed(tmp_path, **cells)])
+    path = tmp_path / "samples.parquet"
+    path.write_bytes(parquet.content(samples.SAMPLES, [ROW, dataclasses.replace(ROW, batch_size=99, **cells)]))  # type: ignore[arg-type]
+    for read in (samples.rows, lambda path: samples.read([path])):
+        with pytest.raises(InputError, match=expected.replace("line 3", "sample 1")):
+            read(path)
 
 
 def test_a_sample_may_have_an_energy_alone(tmp_path: Path):

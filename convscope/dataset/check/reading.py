@@ -35,8 +35,10 @@ def read(path: Path) -> Reading:
         InputError: it cannot be read, or has other columns.
     """
     if path.suffix == parquet.SUFFIX:
-        every = enumerate(parquet.rows(path, SAMPLES))
-        return _sound(path, "sample", dict(every), [])
+        if (columns := samples.sound_columns(path)) is not None:
+            rows = parquet.objects(columns, SAMPLES)
+            return Reading(rows, [f"sample {number}" for number in range(len(rows))], [], len(rows))
+        return _sound(path, "sample", dict(enumerate(parquet.rows(path, SAMPLES))), [])
     if not path.is_file():
         raise InputError(f"{path} does not exist: name a file of samples, or the folder of a data set")
     with table.handed_in():

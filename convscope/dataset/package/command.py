@@ -33,12 +33,10 @@ def _calls(options: argparse.Namespace) -> int:
     from convscope.cli.options import apart_from_inputs
     from convscope.dataset import calls, samples
     from convscope.dataset.collect import traced  # PyTorch
-    from convscope.dataset.samples import SAMPLES
-    from convscope.storage import table
 
     apart_from_inputs(options.output, *options.samples)
     files = ", ".join(map(str, options.samples))
-    passes = calls.passes(row for path in options.samples for row in table.objects(SAMPLES, samples.cells(path)))
+    passes = calls.passes(row for path in options.samples for row in samples.rows(path))
     trusted = [(model, size) for model, size in passes if traced.is_of_a_library(model)]
     for model in sorted({model for model, _ in passes} - {model for model, _ in trusted}):
         print(one_line(f"left out: {model}: no code is run, and no file read, because a file of samples names it"))

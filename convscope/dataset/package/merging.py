@@ -17,7 +17,7 @@ from typing import Any
 from convscope.dataset import samples
 from convscope.dataset.samples import ARITHMETIC, OUTDATED, SAMPLES, SHAPE, SHARE, WORK, SampleRow
 from convscope.errors import InputError, StopError
-from convscope.storage import table, wording
+from convscope.storage import wording
 from convscope.storage.table import Table
 
 WORK_ON_CARD = ("gpu_name", "cudnn", *WORK)
@@ -67,7 +67,7 @@ def merged(paths: Sequence[Path]) -> tuple[list[SampleRow], int]:
     found: dict[tuple[Any, ...], SampleRow] = {}
     different, again = [], 0
     for path in paths:
-        for row in table.objects(SAMPLES, samples.cells(path)):
+        for row in samples.rows(path):
             public = published(row)
             key = key_of(public)
             again += key in found

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from convscope.dataset import parquet, samples, splits
+from convscope.dataset import parquet, splits
 from convscope.dataset.calls import CallRow
 from convscope.dataset.samples import SAMPLES, SHAPE, SPLITS, SampleRow
 from convscope.errors import InputError
-from convscope.storage import table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +25,7 @@ Roles = Mapping[str, Sequence[str]]
 
 def frame(rows: Sequence[SampleRow]) -> pd.DataFrame:
     """Return samples as `samples.read` returns them."""
-    return samples.with_none(table.frame(SAMPLES, [*map(vars, rows)], samples.TEXT))
+    return parquet.frame_of(rows, SAMPLES)
 
 
 def taking_part(every: pd.DataFrame) -> npt.NDArray[np.intp]:
