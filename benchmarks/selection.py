@@ -27,14 +27,13 @@ import itertools
 import os
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
 
@@ -80,26 +79,16 @@ PASSES, ROUNDS, CONFIDENCE = "passes.csv", 6, 0.99
 COLUMNS = ("model", "setting", "batch_size", "way", "round", "pass_ms", "relative_error", "layers_changed", "layers")
 
 
-def predictors_of(
-    frame: pd.DataFrame, models: Sequence[str], known: Sequence[CallRow], processes: int
-) -> Iterator[tuple[str, Predictor]]:
-    """Yield each kind of network of the models with a predictor that learned from other shapes than its own.
+def learned_beside(frame: pd.DataFrame, family: str, known: Sequence[CallRow]) -> pd.DataFrame:
+    """Return the samples that a predictor may learn from which knows no network of this kind.
 
-    Without the calls of whole models its own are those whose samples name a model of the kind.
+    Without the calls of whole models the kind's own are those whose samples name a model of it.
     """
     kept = predictor.usable(frame, "time")
     kept = kept[kept["algorithm"].map(is_pinnable)].reset_index(drop=True)
-    learned = {each.name.removeprefix("family "): each.learned for each in splits.splits(kept, "family", known)}
-    families = sorted({*map(family_of, models)})
-    every = np.ones(len(kept), dtype=bool)
-    work = [(learned.get(family, every),) for family in families]
-    yield from zip(families, starmap(partial(fitted, kept), work, processes), strict=True)
-
-
-def fitted(frame: pd.DataFrame, rows: npt.NDArray[np.bool_]) -> Predictor:
-    """Return a predictor of times that learned from these rows."""
-    made: Predictor = predictor.fit(frame[rows].reset_index(drop=True), "time", {})
-    return made
+    divided = (each for each in splits.splits(kept, "family", known) if each.name == f"family {family}")
+    rows = next((each.learned for each in divided), np.ones(len(kept), dtype=bool))
+    return kept[rows].reset_index(drop=True)
 
 
 def single(candidates: Sequence[Mapping[str, Candidate]]) -> str:
@@ -132,22 +121,32 @@ def choose(asked: argparse.Namespace) -> int:
     frame = samples.read(asked.samples)
     here, mine = stack.narrowed(frame, None, None)
     known = calls.read(path for each in asked.samples for path in calls.beside(each))
-    predictors = dict(predictors_of(mine, asked.models, known, asked.processes))
-    for setting, batch, model in itertools.product(asked.settings, asked.batch_sizes, asked.models):
+    work = [(family,) for family in sorted({*map(family_of, asked.models)})]
+    for lines in starmap(partial(chosen, asked, here, mine, known), work, asked.processes):
+        print(*lines, sep="\n", flush=True)
+    return 0
+
+
+def chosen(
+    asked: argparse.Namespace, here: Stack, mine: pd.DataFrame, known: Sequence[CallRow], family: str
+) -> list[str]:
+    """Write the documents of the models of a kind; return a line for each."""
+    made, lines = predictor.fit(learned_beside(mine, family, known), "time", {}), []
+    models = [model for model in asked.models if family_of(model) == family]
+    for setting, batch, model in itertools.product(asked.settings, asked.batch_sizes, models):
         kind = {"math": "tf32", "dtype": "float32", "layout": "nchw", **settings_of(setting)}
         work, parts = network.parts(Work(model, SIZE_PX, batch, **kind))
         alike = mine[(mine["dtype"] == work.dtype) & (mine["layout"] == work.layout) & (mine["math"] == work.math)]
         folder = asked.folder / f"{slug(model)}_{setting.replace(',', '_')}_b{batch}"
         folder.mkdir(parents=True, exist_ok=True)
-        for way, found in selections(work, parts, here, gathered(alike), predictors[family_of(model)]).items():
+        for way, found in selections(work, parts, here, gathered(alike), made).items():
             (folder / f"{way}.json").write_text(selector.pins(found, work, here).text())
             said = [each.choice.remark for each in found]
             unknown = sum("never measured" in remark or choice.UNKNOWN in remark for remark in said)
-            print(
-                f"{folder.name} {way}: {sum(each.choice.is_changed for each in found)} of {len(found)} changed", end=""
-            )
-            print(f", {unknown} unknown" if unknown else "", flush=True)
-    return 0
+            changed = sum(each.choice.is_changed for each in found)
+            note = f", {unknown} unknown" if unknown else ""
+            lines.append(f"{folder.name} {way}: {changed} of {len(found)} changed{note}")
+    return lines
 
 
 def assignments_of(subject: Subject, folder: Path) -> dict[str, dict[str, str]]:
@@ -267,7 +266,7 @@ def main() -> int:
     of_choose.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
     of_choose.add_argument("--settings", nargs="+", default=SETTINGS, metavar="TYPE[,LAYOUT]")
     of_choose.add_argument("--batch-sizes", nargs="+", type=int, default=BATCHES, metavar="N")
-    of_choose.add_argument("--processes", type=int, default=1, metavar="N", help="of fits at once, up to 3 GB each")
+    of_choose.add_argument("--processes", type=int, default=1, metavar="N", help="kinds of networks at once, up to 3 GB each")
     of_measure.add_argument("--part", default="1/1", metavar="I/N", help="measure every Nth, from the Ith")
     of_measure.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="placements of each pass")
     for step in (of_choose, of_measure, of_show):
