@@ -10,8 +10,9 @@ from fakes.drawn_samples import drawn
 from convscope.dataset import splits
 from convscope.dataset.samples import SAMPLES
 from convscope.prediction import predictor
-from convscope.prediction.features import Floats, features
+from convscope.prediction.features import CATEGORIES, Floats, features
 from convscope.prediction.learners import process
+from convscope.prediction.learners.weights import WEIGHTS
 
 
 def samples(count: int, seed: int = 0, **changed: object) -> pd.DataFrame:
@@ -55,6 +56,22 @@ def test_between_what_was_learned_it_is_near_and_with_more_it_is_nearer():
     assert many < few / 2
 
 
+def test_each_weight_is_that_of_a_feature_and_each_feature_has_one():
+    numbers = features(samples(3), {}).values.drop(columns=list(CATEGORIES))
+    assert [*WEIGHTS] == [*numbers]
+    assert min(WEIGHTS.values()) > 0
+
+
+def test_a_feature_of_much_weight_makes_samples_unlike(monkeypatch: pytest.MonkeyPatch):
+    frame, far = samples(100), list[float]()
+    asked = frame.assign(out_channels=2 * frame["out_channels"])
+    for weight in (1.0, 10.0):
+        monkeypatch.setattr(process, "WEIGHTS", {**WEIGHTS, "log_filters": weight * WEIGHTS["log_filters"]})
+        made = process.fit(features(frame, {}), frame, smooth(frame), {}).process
+        far.append(float(made.far(features(asked, {}), asked).mean()))
+    assert far[0] < 0.9 * far[1]
+
+
 def test_noise_is_found_and_smoothed():
     frame = samples(300)
     assert float(np.abs(missed(frame, frame, noise=0.3)).mean()) < 0.15  # without noise it would be 0.24
@@ -89,7 +106,7 @@ def test_the_share_is_the_one_that_misses_least():
 
 def test_whole_shapes_are_left_out_where_there_are_too_many():
     frame = samples(50)
-    kept = process._thinned(frame, 31)
+    kept = process.thinned(frame, 31)
     shapes = pd.Series(splits.labels(frame, "layer"))
     assert 28 <= len(kept) <= 31
     assert set(shapes.iloc[kept].value_counts()) == {2}

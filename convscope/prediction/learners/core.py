@@ -81,7 +81,7 @@ class Core:
     def common(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return the part of the estimate that is the same for all algorithms: the costs, and the card's headroom."""
         headroom = self.headroom_share * _filled(given.headroom, self.usual_headroom)
-        return _linear(self.costs, given, frame) + headroom
+        return linear(self.costs, given, frame) + headroom
 
     def effects_of(self, frame: pd.DataFrame) -> Floats:
         """Return what is known of the work of each row from other cards, 0 for nothing."""
@@ -109,8 +109,8 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, is_linear: bool = 
     known = booster.levels(given.values)
     numbers = booster.matrix(given.values, known)
     cards, work = frame["gpu_name"].to_numpy(dtype=object), splits.joined(frame, WORK)
-    costs = _costs(given, frame, wanted)
-    wanted = wanted - _linear(costs, given, frame)
+    costs = costs_of(given, frame, wanted)
+    wanted = wanted - linear(costs, given, frame)
     usual = float(np.nanmean(given.headroom)) if np.isfinite(given.headroom).any() else 0.0
     headroom = _filled(given.headroom, usual)
     share = _headroom_share(cards, work, headroom, wanted)
@@ -147,7 +147,8 @@ def linear_costs(parts_ms: Floats, target: Floats) -> Floats:
     return found
 
 
-def _costs(given: Features, frame: pd.DataFrame, wanted: Floats) -> dict[str, list[float]]:
+def costs_of(given: Features, frame: pd.DataFrame, wanted: Floats) -> dict[str, list[float]]:
+    """Return the costs of calls, operations and bytes by arithmetic, `EVERY` for others; `wanted` is as for `fit`."""
     parts_ms, target, names = given.parts_ms(), np.exp(wanted) * given.roofline_ms, splits.joined(frame, ARITHMETIC)
     rows = {EVERY: np.ones(len(names), dtype=np.bool_), **{name: names == name for name in sorted({*names})}}
     return {
@@ -157,7 +158,7 @@ def _costs(given: Features, frame: pd.DataFrame, wanted: Floats) -> dict[str, li
     }
 
 
-def _linear(costs: Mapping[str, list[float]], given: Features, frame: pd.DataFrame) -> Floats:
+def linear(costs: Mapping[str, list[float]], given: Features, frame: pd.DataFrame) -> Floats:
     """Return the logarithm of the sum of the parts' costs over the roofline's time, for each row."""
     by_row = np.array([costs.get(name, costs[EVERY]) for name in splits.joined(frame, ARITHMETIC)])
     found: Floats = np.log((given.parts_ms() * by_row).sum(axis=1) / given.roofline_ms)

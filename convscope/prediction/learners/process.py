@@ -25,19 +25,14 @@ from scipy.spatial.distance import cdist
 from convscope.dataset import splits
 from convscope.dataset.samples import ARITHMETIC, WORK
 from convscope.prediction.features import CATEGORIES, Features, Floats, features
+from convscope.prediction.learners.weights import ALIKE, ALIKE_ALGORITHM, ALIKE_ENGINE, UNKNOWN, WEIGHTS
 
 POINT = ("gpu_name", *WORK)
 """Columns of a sample that its features follow from."""
 TIMES = "times_ms"
 """Further column of points, where the target follows from times (`Features.times_ms`)."""
 LENGTH = 20.0
-"""Distance at which two samples are less than half as alike, in standard deviations of features (`WEIGHTS`)."""
-WEIGHTS: Mapping[str, float] = {"log_": 2.0, "last_wave_": 0.0}
-"""Of features in the distance, by the beginning of their names; of others 1, of whether a size fills units `FLAG`."""
-FLAG = 0.3
-ALIKE, ALIKE_ENGINE, ALIKE_ALGORITHM = 0.5, 1.0, 2.0
-"""Shares of likeness that any two samples have, those of one engine besides, and those of one algorithm besides: an
-algorithm has one engine."""
+"""Distance at which two samples are less than half as alike, in standard deviations of features by `WEIGHTS`."""
 NOISES = (0.0025, 0.01, 0.04, 0.16, 0.64)
 """Variances of what is peculiar to a sample, in ascending order; the process has that of the sum of the shares."""
 HARDLY_MORE = 1.01
@@ -61,7 +56,7 @@ class Process:
         points: the samples that it rests on, by column (`POINT`, and `TIMES` for a target that follows from them).
         weights: of each point.
         means: by group: an arithmetic and an engine, or an arithmetic for its other engines.
-        center, spread: of features, which are taken off and divided by.
+        center, spread: of features, which are taken off and divided by: the more a feature weighs, the smaller.
         cards: facts of cards that the catalogue does not have.
     """
 
@@ -120,7 +115,7 @@ class _Places:
     def of(cls, given: Features, center: Mapping[str, float], spread: Mapping[str, float]) -> _Places:
         """Return the places of samples."""
         scaled = np.column_stack(
-            [_weight(name) * (given.values[name].to_numpy(float) - center[name]) / spread[name] for name in center]
+            [(given.values[name].to_numpy(float) - center[name]) / spread[name] for name in center]
         )
         names = (given.values[name].to_numpy(dtype=object) for name in ("engine", "algorithm"))
         return cls(scaled, *names)
@@ -186,16 +181,19 @@ def fit(
     """
     numbers = given.values.drop(columns=list(CATEGORIES))
     center, spread = numbers.mean(), numbers.std(ddof=0)
-    kept = [name for name in map(str, numbers) if spread[name] > 0 and _weight(name) > 0]
-    own = {name: float(center[name]) for name in kept}, {name: float(spread[name]) for name in kept}
-    places, groups = _Places.of(given, *own), _grouped(given, frame)
+    weight_of = {name: WEIGHTS.get(name, UNKNOWN) for name in map(str, numbers) if spread[name] > 0}
+    own = (
+        {name: float(center[name]) for name in weight_of},
+        {name: float(spread[name]) / weight for name, weight in weight_of.items()},
+    )
+    places, groups = _Places.of(given, *own), groups_of(given, frame)
     weights, points, means = list[float](), list[int](), dict[str, float]()
     rests, far = ([np.full(len(frame), unknown) for _ in divisions] for unknown in (np.nan, np.inf))
     for name in sorted({*groups}):
         rows = np.flatnonzero(groups == name)
         if len(rows) < FEWEST:
             continue
-        chosen = rows[_thinned(frame.iloc[rows], MOST)]
+        chosen = rows[thinned(frame.iloc[rows], MOST)]
         noise = _noise(places, frame, wanted, chosen)
         found = _OfOne(places, wanted, rows, chosen, noise, places.among(chosen))
         means[name] = found.mean
@@ -216,7 +214,7 @@ def _engines(given: Features, frame: pd.DataFrame) -> splits.Labels:
     return splits.joined(frame.assign(engine=given.values["engine"].to_numpy()), (*ARITHMETIC, "engine"))
 
 
-def _grouped(given: Features, frame: pd.DataFrame) -> splits.Labels:
+def groups_of(given: Features, frame: pd.DataFrame) -> splits.Labels:
     """Return the group of each row that is learned: its arithmetic and engine, or the former where engines are few."""
     engines = pd.Series(_engines(given, frame))
     return np.where(engines.map(engines.value_counts()) >= ENOUGH, engines, splits.joined(frame, ARITHMETIC)).astype(
@@ -269,7 +267,7 @@ def _inverse(likeness: Floats) -> Floats:
 
 def _noise(places: _Places, frame: pd.DataFrame, wanted: Floats, rows: Places) -> float:
     """Return the least noise with which some of the rows, shapes left out, are missed by hardly more than by any."""
-    some = rows[_thinned(frame.iloc[rows], TRIED)]
+    some = rows[thinned(frame.iloc[rows], TRIED)]
     number_of = np.full(len(frame), -1)
     number_of[some] = splits.folds(splits.labels(frame.iloc[some], "layer"))
     likeness, missed = places.among(some), []
@@ -291,7 +289,7 @@ def share(trees: Floats, process: Floats) -> float:
     return float(tried[int(np.argmin(missed))])
 
 
-def _thinned(frame: pd.DataFrame, most: int) -> Places:
+def thinned(frame: pd.DataFrame, most: int) -> Places:
     """Return the places of so many rows at most, of whole shapes that are drawn by their sizes alone."""
     shapes = pd.Series(splits.labels(frame, "layer"))
     if len(shapes) <= most:
@@ -300,9 +298,3 @@ def _thinned(frame: pd.DataFrame, most: int) -> Places:
     order = sorted(counts.index, key=lambda shape: zlib.crc32(shape.encode()))
     kept = {shape for shape, total in zip(order, np.cumsum(counts[order]), strict=True) if total <= most}
     return np.flatnonzero(shapes.isin(kept).to_numpy())
-
-
-def _weight(name: str) -> float:
-    if "_in_" in name:
-        return FLAG
-    return next((weight for first, weight in WEIGHTS.items() if name.startswith(first)), 1.0)
