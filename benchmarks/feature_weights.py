@@ -71,7 +71,7 @@ class Data:
 
 
 class Likeness(torch.nn.Module):
-    """How alike samples are, as `process` has it, with all that can be learned as logarithms."""
+    """Likeness of samples, as `process` has it; what can be learned is kept as logarithms."""
 
     def __init__(self, data: Data) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whole passes of models by what `convscope select` chooses, beside simple choices. Prints, asserts nothing.
 
-python benchmarks/selection.py choose data/h200/samples.parquet FOLDER     documents of choices; no GPU, five minutes
+python benchmarks/selection.py choose data/h200/samples.parquet FOLDER     documents of choices; no GPU, minutes a kind
 python benchmarks/selection.py measure FOLDER [--part 1/2]                 passes, on the GPU of the samples
 python benchmarks/selection.py show FOLDER                                 the tables; no GPU
 
