@@ -20,12 +20,13 @@ from convscope.prediction.calibration import Correction
 from convscope.prediction.intervals import Growth
 from convscope.prediction.learners.booster import Booster
 from convscope.prediction.learners.core import Core
+from convscope.prediction.learners.kernels import ByKernel
 from convscope.prediction.learners.process import Process
-from convscope.prediction.predictor import Predictor
+from convscope.prediction.predictor import Given, Predictor
 from convscope.prediction.workspace import Estimate, WorkspacePredictor
 from convscope.storage.table import write_atomically
 
-FORM, VERSION = "convscope predictor", 10
+FORM, VERSION = "convscope predictor", 11
 """No other version is read: trees of another have learned other features."""
 ADVICE = "convscope predict fit writes one"
 TESTED = 5
@@ -57,11 +58,16 @@ def _plain(found: Predictor | WorkspacePredictor | Core | Process | Estimate) ->
 def _of_times(predictor: Predictor) -> dict[str, Any]:
     parts = {**_plain(predictor.core), "folds": [trees.text for trees in predictor.core.folds]}
     corrections = {name: dataclasses.asdict(each) for name, each in predictor.corrections.items()}
-    smooth = predictor.process and {k: v for k, v in _plain(predictor.process).items() if k != "cards"}
+    smooth = predictor.process and _of_process(predictor.process)
     times = predictor.time and _of_times(predictor.time)
     growth = dataclasses.asdict(predictor.growth)
     changed = {"core": parts, "process": smooth, "corrections": corrections, "time": times, "growth": growth}
     return {**_plain(predictor), **changed}
+
+
+def _of_process(process: Process) -> dict[str, Any]:
+    kernels = {name: dataclasses.asdict(each) for name, each in process.kernels.items()}
+    return {**{name: each for name, each in _plain(process).items() if name != "cards"}, "kernels": kernels}
 
 
 def _of_workspaces(predictor: WorkspacePredictor) -> dict[str, Any]:
@@ -83,9 +89,14 @@ def _times(document: Mapping[str, Any]) -> Predictor:
     corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
     own = {field.name: document[field.name] for field in dataclasses.fields(Predictor)}
     own["growth"] = Growth(**document["growth"])
-    smooth = document["process"] and Process(**document["process"], cards=document["cards"])
+    smooth = document["process"] and _process(document["process"], document["cards"])
     times = document["time"] and _times(document["time"])
     return Predictor(**{**own, "core": Core(**parts), "process": smooth, "corrections": corrections, "time": times})
+
+
+def _process(document: Mapping[str, Any], cards: Given) -> Process:
+    kernels = {name: ByKernel(**each) for name, each in document["kernels"].items()}
+    return Process(**{**document, "kernels": kernels}, cards=cards)
 
 
 def _workspaces(document: Mapping[str, Any]) -> WorkspacePredictor:

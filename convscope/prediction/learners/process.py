@@ -19,12 +19,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import linalg
 from scipy.spatial.distance import cdist
 
 from convscope.dataset import splits
 from convscope.dataset.samples import ARITHMETIC, WORK
 from convscope.prediction.features import CATEGORIES, Features, Floats, features
+from convscope.prediction.learners import kernels
+from convscope.prediction.learners.kernels import ByKernel
+from convscope.prediction.learners.matrices import inverse
 from convscope.prediction.learners.weights import ALIKE, ALIKE_ALGORITHM, ALIKE_ENGINE, UNKNOWN, WEIGHTS
 
 POINT = ("gpu_name", *WORK)
@@ -57,6 +59,7 @@ class Process:
         weights: of each point.
         means: by group: an arithmetic and an engine, or an arithmetic for its other engines.
         center, spread: of features, which are taken off and divided by: the more a feature weighs, the smaller.
+        kernels: by group, of those in which a call may run one of several: what is known of them.
         cards: facts of cards that the catalogue does not have.
     """
 
@@ -65,14 +68,30 @@ class Process:
     means: Mapping[str, float]
     center: Mapping[str, float]
     spread: Mapping[str, float]
+    kernels: Mapping[str, ByKernel] = field(default_factory=dict)
     cards: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def predict(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return the estimate of each row; NaN for a group that was not learned."""
         found, weights = np.full(len(frame), np.nan), np.array(self.weights)
         for name, rows, asked, points, places in self._by_group(given, frame):
-            found[rows] = self.means[name] + asked.likeness(places) @ weights[points]
+            likeness = asked.likeness(places)
+            found[rows] = self.means[name] + likeness @ weights[points]
+            if name in self.kernels:
+                known = self.kernels[name]
+                by_kernel = known.estimate(likeness, self._votes(name, places))
+                found[rows] += known.share * (by_kernel - found[rows])
         return found
+
+    def _votes(self, name: str, places: _Places) -> Floats:
+        """Return the votes of a group's points, which take long to find and much room to keep."""
+        if name not in self._votes_of:
+            self._votes_of[name] = self.kernels[name].votes_of(places.likeness(places))
+        return self._votes_of[name]
+
+    @functools.cached_property
+    def _votes_of(self) -> dict[str, Floats]:
+        return {}
 
     def far(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return the distance of each row from the nearest point of its group; infinite without a group."""
@@ -187,18 +206,21 @@ def fit(
         {name: float(spread[name]) / weight for name, weight in weight_of.items()},
     )
     places, groups = _Places.of(given, *own), groups_of(given, frame)
-    weights, points, means = list[float](), list[int](), dict[str, float]()
+    weights, points, means, by_kernel = list[float](), list[int](), dict[str, float](), dict[str, ByKernel]()
     rests, far = ([np.full(len(frame), unknown) for _ in divisions] for unknown in (np.nan, np.inf))
     for name in sorted({*groups}):
         rows = np.flatnonzero(groups == name)
         if len(rows) < FEWEST:
             continue
         chosen = rows[thinned(frame.iloc[rows], MOST)]
-        noise = _noise(places, frame, wanted, chosen)
-        found = _OfOne(places, wanted, rows, chosen, noise, places.among(chosen))
+        likeness = places.among(chosen)
+        found = _OfOne(places, wanted, rows, chosen, _noise(places, frame, wanted, chosen), likeness)
+        found.know_kernels(frame, likeness)
         means[name] = found.mean
         weights += found.weights.tolist()
         points += chosen.tolist()
+        if found.by_kernel is not None:
+            by_kernel[name] = found.by_kernel.fitted(found.share)
         for (judged, out), rest, distances in zip(divisions, rests, far, strict=True):
             found.leave_out(judged, out, rest)
             asked, left = rows[judged[rows]], chosen[~out[chosen]]
@@ -206,7 +228,7 @@ def fit(
     columns = {name: frame[name].iloc[np.array(points, dtype=int)].tolist() for name in POINT}
     if given.times_ms is not None:
         columns[TIMES] = given.times_ms[points].tolist()
-    return Fitted(Process(columns, weights, means, *own, cards), rests, far)
+    return Fitted(Process(columns, weights, means, *own, by_kernel, cards), rests, far)
 
 
 def _engines(given: Features, frame: pd.DataFrame) -> splits.Labels:
@@ -229,13 +251,36 @@ class _OfOne:
         self, places: _Places, wanted: Floats, rows: Places, points: Places, noise: float, likeness: Floats
     ) -> None:
         """Fit it; `likeness` is that of the points to each other, without noise, and stays as it is."""
-        self._places, self._wanted, self._rows, self._points = places, wanted, rows, points
+        self._places, self._wanted, self._rows, self._points, self._noise = places, wanted, rows, points, noise
+        self.by_kernel: kernels.Fit | None = None
+        self.share = 0.0
         self.mean = float(wanted[points].mean())
         diagonal = likeness.diagonal().copy()  # of a large matrix there is no room for a second one
         np.fill_diagonal(likeness, diagonal + noise)
-        self._inverse = _inverse(likeness)
+        self._inverse = inverse(likeness)
         np.fill_diagonal(likeness, diagonal)
         self.weights: Floats = self._inverse @ (wanted[points] - self.mean)
+
+    def know_kernels(self, frame: pd.DataFrame, likeness: Floats) -> None:
+        """Have an estimate by kernels too, where samples of one algorithm ran in several, and it misses less.
+
+        Args:
+            likeness: as it was given for the fit.
+        """
+        mine = frame.iloc[self._points]
+        labels = kernels.numbers(mine)
+        if len(mine) < ENOUGH or mine["algorithm"].nunique() > 1 or len(np.unique(labels)) < 2:
+            return
+        known = kernels.Fit(likeness, self._inverse, self._wanted[self._points], labels, self._noise)
+        number_of = np.full(len(frame), -1)
+        number_of[self._points] = splits.folds(splits.labels(mine, "layer"))
+        without, by_kernel = np.full(len(frame), np.nan), np.full(len(frame), np.nan)
+        for number in np.unique(number_of[self._points]):
+            fold = number_of == number
+            self.leave_out(fold, fold, without)
+            by_kernel[fold] = self._wanted[fold] - known.without(np.flatnonzero(fold[self._points]))
+        self.share = share(without, by_kernel)
+        self.by_kernel = known if self.share > 0 else None
 
     def leave_out(self, judged: Mask, out: Mask, rests: Floats) -> None:
         """Write what the process misses of judged rows if it is fitted without those that are left out."""
@@ -252,17 +297,15 @@ class _OfOne:
             weights = self.weights[left] - self._inverse[np.ix_(left, gone)] @ alone
             likeness = self._places.rows(others).likeness(self._places.rows(self._points[left]))
             of_points[others] = self._wanted[others] - self.mean - likeness @ weights
+        if self.by_kernel is not None:
+            of_kernels = self._wanted[self._points[gone]] - self.by_kernel.without(gone)
+            of_points[self._points[gone]] += self.share * (of_kernels - of_points[self._points[gone]])
+            if len(others):
+                likeness = self._places.rows(others).likeness(self._places.rows(self._points))
+                of_kernels = self._wanted[others] - self.by_kernel.without(gone, likeness)
+                of_points[others] += self.share * (of_kernels - of_points[others])
         known = judged & np.isfinite(of_points)
         rests[known] = of_points[known]
-
-
-def _inverse(likeness: Floats) -> Floats:
-    """Return the inverse of a symmetric matrix whose eigenvalues are above 0, by its Cholesky factor."""
-    factor = linalg.cholesky(likeness, lower=True)
-    found: Floats = np.asfortranarray(linalg.lapack.dpotri(factor, lower=1)[0])  # type: ignore[attr-defined]
-    for row in range(len(found)):  # of which only the lower half is written
-        found[row, row + 1 :] = found[row + 1 :, row]
-    return np.asarray(found, dtype=np.float64)
 
 
 def _noise(places: _Places, frame: pd.DataFrame, wanted: Floats, rows: Places) -> float:
@@ -279,13 +322,13 @@ def _noise(places: _Places, frame: pd.DataFrame, wanted: Floats, rows: Places) -
     return next(noise for noise, mean in zip(NOISES, missed, strict=True) if mean <= HARDLY_MORE * min(missed))
 
 
-def share(trees: Floats, process: Floats) -> float:
-    """Return the share of the process in an estimate by both that misses least, by what each misses of some rows."""
-    both = np.isfinite(trees) & np.isfinite(process)
+def share(one: Floats, other: Floats) -> float:
+    """Return the share of the other in an estimate by both that misses least, by what each misses of some rows."""
+    both = np.isfinite(one) & np.isfinite(other)
     if not both.any():
         return 0.0
     tried = np.linspace(0, 1, 11)
-    missed = [float(np.abs((1 - part) * trees[both] + part * process[both]).mean()) for part in tried]
+    missed = [float(np.abs((1 - part) * one[both] + part * other[both]).mean()) for part in tried]
     return float(tried[int(np.argmin(missed))])
 
 
