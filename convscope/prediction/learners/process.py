@@ -4,7 +4,8 @@ It is the better one of a layer with measured ones around it, and says nothing f
 Samples of one arithmetic (type, math, layout) and engine (of an algorithm by name, the name) are a process of their own
 where there are enough of them; those of the other engines of an arithmetic share one. Two samples are alike by the
 distance of their features (Matérn's kernel of order 3/2), more so if they are by the same engine, and most by the same
-algorithm. What it misses of samples that are left out follows from the one inverse matrix of all, for any division.
+algorithm. Where an algorithm ran in several kernels, its process has an estimate by these besides (`kernels`). What is
+missed of samples that are left out follows from the inverse matrix of all, for any division.
 
 Source: Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), chapters 2, 4.2 and 5.4.
 """
