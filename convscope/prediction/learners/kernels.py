@@ -77,7 +77,7 @@ class ByKernel:
             votes: `votes_of` the points.
         """
         cast = likeness @ votes + self.ran.mean(axis=0)
-        return _mean(likeness, self.ran, np.array(self.weights), self.mean, cast)
+        return _by_votes(likeness, self.ran, np.array(self.weights), self.mean, cast)
 
 
 def numbers(frame: pd.DataFrame) -> Labels:
@@ -131,7 +131,7 @@ class Fit:
         weights = weights - self._of_times[both] @ _alone(self._of_times, self._weights, gone)
         likeness = (self._likeness[gone] if asked is None else asked)[:, left]
         cast = likeness @ votes + self._ran.mean(axis=0)
-        return _mean(likeness, self._ran[left], weights, self._mean, cast)
+        return _by_votes(likeness, self._ran[left], weights, self._mean, cast)
 
     def fitted(self, share: float) -> ByKernel:
         """Return what a predictor keeps."""
@@ -147,7 +147,7 @@ def _alone(inverted: Floats, weights: Floats, gone: Places) -> Floats:
     return np.asarray(np.linalg.solve(inverted[np.ix_(gone, gone)], weights[gone]), dtype=np.float64)
 
 
-def _mean(likeness: Floats, ran: Floats, weights: Floats, mean: float, cast: Floats) -> Floats:
+def _by_votes(likeness: Floats, ran: Floats, weights: Floats, mean: float, cast: Floats) -> Floats:
     """Return the mean of the kernels' estimates by their votes."""
     of_kernels = mean + (likeness @ weights)[:, None] + ALIKE_KERNEL * (likeness * weights) @ ran
     powers = np.maximum(cast, LEAST_VOTE) ** SHARPNESS
