@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from fakes.drawn_samples import drawn
+from fakes.left_out import assert_missed_as_by
 
 from convscope.dataset.samples import SAMPLES
-from convscope.prediction import predictor
+from convscope.prediction import document, predictor
 from convscope.prediction.features import Floats, features
 from convscope.prediction.learners import kernels, process
 from convscope.prediction.learners.process import Process
+from convscope.prediction.predictor import Predictor
 
 SLOW, FAST = json.dumps({"im2col4d_kernel": 1}), json.dumps({"implicit_gemm": 1, "Memset (Device)": 2})
 
@@ -58,16 +61,9 @@ def test_what_is_missed_of_rows_left_out_is_what_a_fit_without_them_misses(most:
     known = next(iter(alone.kernels.values()))
     monkeypatch.setattr(process, "share", lambda one, other: known.share)
     monkeypatch.setattr(process, "MOST", 2 * most)
-    twice = pd.concat([frame, frame], ignore_index=True)
     more = np.random.default_rng(0).normal(0, 0.2, len(frame))
     more -= more[process.thinned(frame, most)].mean()  # so that the mean of all points is that of half
-    of_both = np.append(wanted(frame), wanted(frame) + more)
-    out = np.arange(len(twice)) >= len(frame)
-    judged = out & (np.arange(len(twice)) % 3 == 0)
-    rests = process.fit(features(twice, {}), twice, of_both, {}, [(judged, out)]).rests[0]
-    expected = of_both - alone.predict(features(twice, {}), twice)
-    assert np.isfinite(rests).tolist() == judged.tolist()
-    np.testing.assert_allclose(rests[judged], expected[judged], atol=1e-6)
+    assert_missed_as_by(alone, frame, np.append(wanted(frame), wanted(frame) + more))
 
 
 def test_kernels_that_say_nothing_have_no_share_and_those_of_several_algorithms_are_not_looked_at():
@@ -92,3 +88,17 @@ def test_kernels_that_run_together_are_one_and_rare_ones_are_one():
     found = kernels.numbers(pd.DataFrame({"kernels": texts}))
     assert found.tolist() == [1, 1, 1, 2, 2, 2, 0, 0, 0, 0]
     assert kernels.numbers(pd.DataFrame({"algorithm": ["gemm"] * 3})).tolist() == [0, 0, 0]
+
+
+def test_a_predictor_is_kept_with_them(tmp_path: Path):
+    frame = samples(400)
+    frame["mean_ms"] *= np.where(is_slow(frame), 4.0, 1.0)
+    made = predictor.fit(frame, "time", {})
+    document.write(tmp_path / "predictor.json", made, frame)
+    read = document.read(tmp_path / "predictor.json")
+    assert isinstance(read, Predictor)
+    assert made.process is not None
+    assert made.process.kernels
+    assert read.process == made.process
+    asked = samples(50, seed=9)
+    np.testing.assert_array_equal(read.predict(asked).middle, made.predict(asked).middle)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fakes.drawn_samples import drawn
+from fakes.left_out import assert_missed_as_by
 
 from convscope.dataset import splits
 from convscope.dataset.samples import SAMPLES
@@ -40,13 +41,7 @@ def test_what_is_missed_of_rows_left_out_is_what_a_fit_without_them_misses(most:
     monkeypatch.setattr(process, "MOST", most)
     alone = process.fit(features(frame, {}), frame, wanted, {}).process
     monkeypatch.setattr(process, "MOST", 2 * most)
-    twice, of_both = pd.concat([frame, frame], ignore_index=True), np.append(wanted, smooth(frame) + 0.2 * ~is_gemm)
-    out = np.arange(len(twice)) >= len(frame)
-    judged = out & (np.arange(len(twice)) % 3 == 0)
-    rests = process.fit(features(twice, {}), twice, of_both, {}, [(judged, out)]).rests[0]
-    expected = of_both - alone.predict(features(twice, {}), twice)
-    assert np.isfinite(rests).tolist() == judged.tolist()
-    np.testing.assert_allclose(rests[judged], expected[judged], atol=1e-6)
+    assert_missed_as_by(alone, frame, np.append(wanted, smooth(frame) + 0.2 * ~is_gemm))
 
 
 def test_between_what_was_learned_it_is_near_and_with_more_it_is_nearer():

@@ -24,7 +24,7 @@ from convscope.prediction.features import Floats
 from convscope.prediction.learners.matrices import inverse
 
 ALIKE_KERNEL = 2.0
-"""How much more alike samples of one kernel are, as a share of what they are without it."""
+"""Further likeness of two samples of one kernel, as a share of that of any two."""
 VOTED = 3
 """Samples that a kernel needs to have a vote; all others are taken for one."""
 SHARPNESS = 2
@@ -38,7 +38,7 @@ Places = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class ByKernel:
-    """What is known of the kernels of one group's points.
+    """Estimate by the kernels that one group's points ran.
 
     Attributes:
         labels: of each point, the number of its kernel; 0 for those that few samples ran in.
@@ -56,7 +56,7 @@ class ByKernel:
 
     @functools.cached_property
     def ran(self) -> Floats:
-        """Which kernel (column) each point (row) ran: 1, else 0."""
+        """1 for the kernel (column) that each point (row) ran, 0 for the others."""
         return _ran(np.array(self.labels))
 
     def votes_of(self, among: Floats) -> Floats:

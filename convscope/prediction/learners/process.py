@@ -226,10 +226,15 @@ def fit(
             found.leave_out(judged, out, rest)
             asked, left = rows[judged[rows]], chosen[~out[chosen]]
             distances[asked] = places.rows(asked).distances(places.rows(left))
+    return Fitted(Process(_kept(given, frame, points), weights, means, *own, by_kernel, cards), rests, far)
+
+
+def _kept(given: Features, frame: pd.DataFrame, points: Sequence[int]) -> dict[str, list[object]]:
+    """Return of some rows the columns that features follow from."""
     columns = {name: frame[name].iloc[np.array(points, dtype=int)].tolist() for name in POINT}
     if given.times_ms is not None:
         columns[TIMES] = given.times_ms[points].tolist()
-    return Fitted(Process(columns, weights, means, *own, by_kernel, cards), rests, far)
+    return columns
 
 
 def _engines(given: Features, frame: pd.DataFrame) -> splits.Labels:
@@ -289,24 +294,22 @@ class _OfOne:
         if not len(gone):
             return
         alone = np.linalg.solve(self._inverse[np.ix_(gone, gone)], self.weights[gone])
-        of_points = np.full(len(rests), np.nan)
-        of_points[self._points[gone]] = alone
+        found, points = np.full(len(rests), np.nan), self._points[gone]
+        found[points] = alone
+        if self.by_kernel is not None:
+            found[points] += self.share * (self._wanted[points] - self.by_kernel.without(gone) - alone)
         others = np.setdiff1d(self._rows, self._points)
         others = others[judged[others]]
         if len(others):
             left = np.setdiff1d(np.arange(len(self._points)), gone)
             weights = self.weights[left] - self._inverse[np.ix_(left, gone)] @ alone
-            likeness = self._places.rows(others).likeness(self._places.rows(self._points[left]))
-            of_points[others] = self._wanted[others] - self.mean - likeness @ weights
-        if self.by_kernel is not None:
-            of_kernels = self._wanted[self._points[gone]] - self.by_kernel.without(gone)
-            of_points[self._points[gone]] += self.share * (of_kernels - of_points[self._points[gone]])
-            if len(others):
-                likeness = self._places.rows(others).likeness(self._places.rows(self._points))
-                of_kernels = self._wanted[others] - self.by_kernel.without(gone, likeness)
-                of_points[others] += self.share * (of_kernels - of_points[others])
-        known = judged & np.isfinite(of_points)
-        rests[known] = of_points[known]
+            likeness = self._places.rows(others).likeness(self._places.rows(self._points))
+            estimates = self.mean + likeness[:, left] @ weights
+            if self.by_kernel is not None:
+                estimates += self.share * (self.by_kernel.without(gone, likeness) - estimates)
+            found[others] = self._wanted[others] - estimates
+        known = judged & np.isfinite(found)
+        rests[known] = found[known]
 
 
 def _noise(places: _Places, frame: pd.DataFrame, wanted: Floats, rows: Places) -> float:
