@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Errors of predicted times of whole models of a kind that was not learned: by kind, algorithm, arithmetic and batch.
 
-python benchmarks/whole_models.py data/h100 [--processes 2]     half an hour on one core
+python benchmarks/whole_models.py data/h100 [--processes 2]     an hour on one core
+python benchmarks/whole_models.py data/h200 data/h100           both learned together, a kind held back of both
+python benchmarks/whole_models.py data/h100 --kinds vgg resnext
 
 As `predict evaluate FOLDER/samples.parquet --split family` judges them, which prints sums by kind alone.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -24,17 +27,18 @@ from convscope.prediction import held_out, predictor
 from convscope.prediction.evaluation import LEVEL
 from convscope.prediction.processes import starmap
 
-PARTS = ("kind", "algorithm", "arithmetic", "batch_size", "gpu_name")
+PARTS = ("gpu_name", "kind", "algorithm", "arithmetic", "batch_size")
 LEAST = 8  # sums of a part that is shown
 
 
-def read(folder: Path) -> tuple[pd.DataFrame, list[CallRow]]:
+def read(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[CallRow]]:
     """Return the samples with a time, and the calls of whole models."""
-    path = folder / "samples.parquet"
-    known = calls.read(calls.beside(path))
+    paths = [folder / "samples.parquet" for folder in folders]
+    known = calls.read(beside for path in paths for beside in calls.beside(path))
     if not known:
-        raise SystemExit(f"{path}: no calls of whole models beside it: convscope dataset calls writes them")
-    return predictor.usable(samples.read([path]), "time"), known
+        where = " ".join(map(str, folders))
+        raise SystemExit(f"{where}: no calls of whole models there: convscope dataset calls writes them")
+    return predictor.usable(samples.read(paths), "time"), known
 
 
 def missed(frame: pd.DataFrame, known: list[CallRow], split: Split) -> pd.DataFrame:
@@ -50,8 +54,8 @@ def missed(frame: pd.DataFrame, known: list[CallRow], split: Split) -> pd.DataFr
     return each[[*PARTS]].first().assign(error=found["middle"] / each["mean_ms"].sum() - 1)
 
 
-def table(found: pd.DataFrame, part: str) -> pd.DataFrame:
-    """Return the errors by the values of a column, the most accurate first."""
+def table(found: pd.DataFrame, part: str | list[str]) -> pd.DataFrame:
+    """Return the errors by the values of a column, or of several, the most accurate first."""
     parts = found.assign(pct=100 * found["error"].abs(), signed=100 * found["error"]).groupby(part)
     sizes, signed = parts["pct"], parts["signed"]
     figures = {
@@ -61,17 +65,23 @@ def table(found: pd.DataFrame, part: str) -> pd.DataFrame:
     return pd.DataFrame(figures).query(f"sums >= {LEAST}").round(1).sort_values("MAPE, %")
 
 
+def _is_asked(split: Split, kinds: Sequence[str] | None) -> bool:
+    return kinds is None or split.name.removeprefix("family ") in kinds
+
+
 def main() -> int:
     """Print the tables."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("folder", type=Path, metavar="FOLDER")
+    options.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    options.add_argument("--kinds", nargs="+", metavar="KIND", help="held back one after another; default all")
     options.add_argument("--processes", type=int, default=1)
     asked = options.parse_args()
-    frame, known = read(asked.folder)
-    divided = [*splits.splits(frame, "family", known)]
+    frame, known = read(asked.folders)
+    divided = [each for each in splits.splits(frame, "family", known) if _is_asked(each, asked.kinds)]
     work = [(each,) for each in divided]
     found = pd.concat([*starmap(functools.partial(missed, frame, known), work, asked.processes)])
-    for part in PARTS:
+    together = len(asked.folders) > 1
+    for part in (["gpu_name", "kind"] if together and part == "kind" else part for part in PARTS):
         print(table(found, part).to_string(), end="\n\n")
     return 0
 
