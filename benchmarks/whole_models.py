@@ -28,13 +28,14 @@ from convscope.prediction.evaluation import LEVEL
 from convscope.prediction.processes import starmap
 
 PARTS = ("gpu_name", "kind", "algorithm", "arithmetic", "batch_size")
+TABLES = (["gpu_name"], ["gpu_name", "kind"], ["algorithm"], ["arithmetic"], ["batch_size"])
 LEAST = 8  # sums of a part that is shown
 
 
 def read(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[CallRow]]:
     """Return the samples with a time, and the calls of whole models."""
     paths = [folder / "samples.parquet" for folder in folders]
-    known = calls.read(beside for path in paths for beside in calls.beside(path))
+    known = calls.named_or_beside([], paths)
     if not known:
         where = " ".join(map(str, folders))
         raise SystemExit(f"{where}: no calls of whole models there: convscope dataset calls writes them")
@@ -54,19 +55,15 @@ def missed(frame: pd.DataFrame, known: list[CallRow], split: Split) -> pd.DataFr
     return each[[*PARTS]].first().assign(error=found["middle"] / each["mean_ms"].sum() - 1)
 
 
-def table(found: pd.DataFrame, part: str | list[str]) -> pd.DataFrame:
-    """Return the errors by the values of a column, or of several, the most accurate first."""
-    parts = found.assign(pct=100 * found["error"].abs(), signed=100 * found["error"]).groupby(part)
+def table(found: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Return the errors by the values of columns, the most accurate first."""
+    parts = found.assign(pct=100 * found["error"].abs(), signed=100 * found["error"]).groupby(by)
     sizes, signed = parts["pct"], parts["signed"]
     figures = {
         "sums": parts.size(), "median, %": sizes.median(), "MAPE, %": sizes.mean(), "mean error, %": signed.mean(),
         "within 10 %, %": sizes.apply(lambda each: 100 * (each <= 10).mean()),
     }  # fmt: skip
     return pd.DataFrame(figures).query(f"sums >= {LEAST}").round(1).sort_values("MAPE, %")
-
-
-def _is_asked(split: Split, kinds: Sequence[str] | None) -> bool:
-    return kinds is None or split.name.removeprefix("family ") in kinds
 
 
 def main() -> int:
@@ -77,12 +74,13 @@ def main() -> int:
     options.add_argument("--processes", type=int, default=1)
     asked = options.parse_args()
     frame, known = read(asked.folders)
-    divided = [each for each in splits.splits(frame, "family", known) if _is_asked(each, asked.kinds)]
-    work = [(each,) for each in divided]
+    by_kind = {each.name.removeprefix("family "): each for each in splits.splits(frame, "family", known)}
+    if unknown := {*(asked.kinds or [])} - by_kind.keys():
+        options.error(f"argument --kinds: no such kind: {', '.join(sorted(unknown))}; there are {', '.join(by_kind)}")
+    work = [(by_kind[kind],) for kind in asked.kinds or by_kind]
     found = pd.concat([*starmap(functools.partial(missed, frame, known), work, asked.processes)])
-    together = len(asked.folders) > 1
-    for part in (["gpu_name", "kind"] if together and part == "kind" else part for part in PARTS):
-        print(table(found, part).to_string(), end="\n\n")
+    for by in TABLES:
+        print(table(found, by).to_string(), end="\n\n")
     return 0
 
 
