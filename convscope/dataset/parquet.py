@@ -72,8 +72,8 @@ def read(path: Path) -> pa.Table:
     import pyarrow.parquet as pq
 
     try:
-        # By one thread: where the process ends soon after, it aborts while Arrow's threads still run (25.0).
-        return pq.read_table(io.BytesIO(path.read_bytes()), use_threads=False)
+        # Not `read_table`, nor from a Python file: they start threads, and a process that ends soon after may abort (Arrow 25.0).
+        return pq.ParquetFile(pa.BufferReader(path.read_bytes())).read(use_threads=False)
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path} cannot be read ({str(error).splitlines()[0]}): name a Parquet file") from None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 
 import pytest
@@ -54,6 +54,41 @@ def language_patched_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(interpreter, "_patch_lang", patched_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def types_described_once() -> Iterator[None]:
+    """Have what follows from a type found once: the interpreter finds it for each value, for a third of its time."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    described: dict[tuple[str, tuple[int, ...]], dict[str, object]] = {}
+    describe, make, type_of = tl.block_type.__init__, tl.tensor.__init__, interpreter._get_np_dtype
+    of_values: dict[str, tuple[object, object]] = {}
+    of_numpy: dict[str, object] = {}
+
+    def block_type(self: tl.block_type, element_ty: tl.dtype, shape: Sequence[object]) -> None:
+        key = str(element_ty), tuple(int(getattr(each, "value", each)) for each in shape)
+        if key not in described:
+            describe(self, element_ty, shape)
+            described[key] = dict(vars(self))
+        vars(self).update(described[key])
+
+    def tensor(self: tl.tensor, handle: object, type: tl.dtype) -> None:
+        if type.name not in of_values:
+            make(self, handle, type)
+            of_values[type.name] = self.shape, self.numel
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = of_values[type.name]
+
+    def numpy_type(of: tl.dtype) -> object:
+        return of_numpy[of.name] if of.name in of_numpy else of_numpy.setdefault(of.name, type_of(of))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tl.block_type, "__init__", block_type)
+        patched.setattr(tl.tensor, "__init__", tensor)
+        patched.setattr(interpreter, "_get_np_dtype", numpy_type)
         yield
 
 
