@@ -72,7 +72,7 @@ def read(path: Path) -> pa.Table:
     import pyarrow.parquet as pq
 
     try:
-        # Not `read_table`, nor from a Python file: they start threads, and a process that ends soon after may abort (Arrow 25.0).
+        # `read_table`, or a Python file, starts threads: a process that ends soon after may abort (Arrow 25.0).
         return pq.ParquetFile(pa.BufferReader(path.read_bytes())).read(use_threads=False)
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path} cannot be read ({str(error).splitlines()[0]}): name a Parquet file") from None

@@ -63,24 +63,23 @@ def types_described_once() -> Iterator[None]:
     import triton.language as tl
     from triton.runtime import interpreter
 
-    described: dict[tuple[str, tuple[int, ...]], dict[str, object]] = {}
     describe, make, type_of = tl.block_type.__init__, tl.tensor.__init__, interpreter._get_np_dtype
-    of_values: dict[str, tuple[object, object]] = {}
+    of_blocks: dict[tuple[str, tuple[int, ...]], dict[str, object]] = {}
+    of_values: dict[str, dict[str, object]] = {}
     of_numpy: dict[str, object] = {}
 
     def block_type(self: tl.block_type, element_ty: tl.dtype, shape: Sequence[object]) -> None:
         key = str(element_ty), tuple(int(getattr(each, "value", each)) for each in shape)
-        if key not in described:
+        if key not in of_blocks:
             describe(self, element_ty, shape)
-            described[key] = dict(vars(self))
-        vars(self).update(described[key])
+            of_blocks[key] = dict(vars(self))
+        vars(self).update(of_blocks[key])
 
     def tensor(self: tl.tensor, handle: object, type: tl.dtype) -> None:
         if type.name not in of_values:
             make(self, handle, type)
-            of_values[type.name] = self.shape, self.numel
-        self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = of_values[type.name]
+            of_values[type.name] = dict(vars(self))
+        vars(self).update(of_values[type.name], handle=handle)
 
     def numpy_type(of: tl.dtype) -> object:
         return of_numpy[of.name] if of.name in of_numpy else of_numpy.setdefault(of.name, type_of(of))
