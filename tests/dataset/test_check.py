@@ -204,7 +204,7 @@ def test_each_row_counts_once_however_much_is_wrong_with_it(tmp_path: Path, caps
     assert json.loads(capsys.readouterr().out)[0]["samples"] == 5
 
 
-def test_a_parquet_file_is_read_without_threads_for_a_process_that_ends_behind_it_aborts_at_times():
+def test_a_parquet_file_is_read_without_starting_threads():
     split = ROOT / "data" / "h200" / "splits" / "layer.parquet"
     tasks = "len(os.listdir('/proc/self/task'))"
     code = (
@@ -216,5 +216,6 @@ def test_a_parquet_file_is_read_without_threads_for_a_process_that_ends_behind_i
 
 def test_a_parquet_file_that_is_refused_ends_the_command_in_order():
     split = str(ROOT / "data" / "h200" / "splits" / "layer.parquet")
-    done = subprocess.run([sys.executable, "-m", "convscope", "check", split], capture_output=True, text=True)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    for _ in range(4):  # before its files were read without threads the process aborted at times, behind its line
+        done = subprocess.run([sys.executable, "-m", "convscope", "check", split], capture_output=True, text=True)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

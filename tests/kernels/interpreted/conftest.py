@@ -59,7 +59,7 @@ def language_patched_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def types_described_once() -> Iterator[None]:
-    """Have what follows from a type found once: the interpreter finds it for each value, for a third of its time."""
+    """Have what follows from a type found once: the interpreter finds it for each value, for half of its time."""
     import triton.language as tl
     from triton.runtime import interpreter
 
