@@ -20,13 +20,14 @@ from convscope.prediction.calibration import Correction
 from convscope.prediction.intervals import Growth
 from convscope.prediction.learners.booster import Booster
 from convscope.prediction.learners.core import Core
+from convscope.prediction.learners.forest import Forest
 from convscope.prediction.learners.kernels import ByKernel
 from convscope.prediction.learners.process import Process
 from convscope.prediction.predictor import Given, Predictor
 from convscope.prediction.workspace import Estimate, WorkspacePredictor
 from convscope.storage.table import write_atomically
 
-FORM, VERSION = "convscope predictor", 11
+FORM, VERSION = "convscope predictor", 12
 """No other version is read: trees of another have learned other features."""
 ADVICE = "convscope predict fit writes one"
 TESTED = 5
@@ -95,7 +96,9 @@ def _times(document: Mapping[str, Any]) -> Predictor:
 
 
 def _process(document: Mapping[str, Any], cards: Given) -> Process:
-    kernels = {name: ByKernel(**each) for name, each in document["kernels"].items()}
+    kernels = {
+        name: ByKernel(**{**each, "trees": Forest(**each["trees"])}) for name, each in document["kernels"].items()
+    }
     return Process(**{**document, "kernels": kernels}, cards=cards)
 
 

@@ -2,11 +2,9 @@
 
 One process over all samples of such an algorithm smooths over the step from one kernel to another, where a call may
 take several times as long. So samples are more alike here if the same kernel ran, which gives an estimate for each
-kernel. Which one runs is not known beforehand, so each has a vote: what a process that knows no kernels makes of 1 for
-the samples that it ran in and 0 for the others. The estimate is the mean of the kernels', by the squares of their
-votes. How much it counts beside the process that knows no kernels is found by what both miss.
-
-Source of votes: Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), chapter 6.5.
+kernel. Which one runs is not known beforehand, so each has a vote, by random trees (`forest`). The estimate is the mean
+of the kernels', by the cubes of their votes. How much it counts beside the process that knows no kernels is found by
+what both miss.
 """
 
 from __future__ import annotations
@@ -21,18 +19,17 @@ import pandas as pd
 
 from convscope.dataset.samples import kernel_names
 from convscope.prediction.features import Floats
+from convscope.prediction.learners.forest import Forest, Labels
 from convscope.prediction.learners.matrices import inverse
 
 ALIKE_KERNEL = 2.0
 """Further likeness of two samples of one kernel, as a share of that of any two."""
 VOTED = 3
 """Samples that a kernel needs to have a vote; all others are taken for one."""
-SHARPNESS = 2
+SHARPNESS = 3
 """Power of the votes, by which the mean of the kernels' estimates is."""
-LEAST_VOTE = 1e-9
 SETS_MEMORY = "Memset"
 """Begins the name of what sets memory, which is no kernel."""
-Labels = npt.NDArray[np.intp]
 Places = npt.NDArray[np.intp]
 
 
@@ -42,42 +39,30 @@ class ByKernel:
 
     Attributes:
         labels: of each point, the number of its kernel; 0 for those that few samples ran in.
+        trees: that vote for kernels by features of a call.
         weights: of each point in the estimate of its kernel, and a share of it in those of the others.
         mean: what estimates begin with.
-        noise: variance of what is peculiar to a sample.
         share: of this estimate, beside that of the process that knows no kernels.
     """
 
     labels: Sequence[int]
+    trees: Forest
     weights: Sequence[float]
     mean: float
-    noise: float
     share: float
 
     @functools.cached_property
-    def ran(self) -> Floats:
-        """1 for the kernel (column) that each point (row) ran, 0 for the others."""
+    def _ran(self) -> Floats:
         return _ran(np.array(self.labels))
 
-    def votes_of(self, among: Floats) -> Floats:
-        """Return for each point and kernel the weight of the point in the vote.
-
-        Args:
-            among: how alike the points are to each other; it is changed.
-        """
-        among[np.diag_indices(len(among))] += self.noise
-        found: Floats = np.linalg.solve(among, self.ran - self.ran.mean(axis=0))
-        return found
-
-    def estimate(self, likeness: Floats, votes: Floats) -> Floats:
+    def estimate(self, likeness: Floats, asked: Floats) -> Floats:
         """Return the estimate of each row.
 
         Args:
             likeness: to each point.
-            votes: `votes_of` the points.
+            asked: the features of each row, scaled as those that the trees were fitted to.
         """
-        cast = likeness @ votes + self.ran.mean(axis=0)
-        return _by_votes(likeness, self.ran, np.array(self.weights), self.mean, cast)
+        return _by_votes(likeness, self._ran, np.array(self.weights), self.mean, self.trees, asked)
 
 
 def numbers(frame: pd.DataFrame) -> Labels:
@@ -100,56 +85,57 @@ def numbers(frame: pd.DataFrame) -> Labels:
 class Fit:
     """Estimate by kernels of the points of one group, and what it misses of rows that are left out."""
 
-    def __init__(self, likeness: Floats, inverted: Floats, wanted: Floats, labels: Labels, noise: float) -> None:
+    def __init__(self, likeness: Floats, points: Floats, wanted: Floats, labels: Labels, noise: float) -> None:
         """Fit it.
 
         Args:
             likeness: of the points to each other, without noise; it stays as it is.
-            inverted: its inverse, with noise.
+            points: the features of each, scaled.
             wanted: what the estimate is to be.
             labels: `numbers` of the points.
+            noise: variance of what is peculiar to a sample.
         """
-        self._likeness, self._labels, self._noise = likeness, labels, noise
+        self._likeness, self._points, self._labels = likeness, points, labels
         self._ran, self._mean = _ran(labels), float(wanted.mean())
-        self._of_votes, self._votes = inverted, inverted @ (self._ran - self._ran.mean(axis=0))
         alike = likeness * (1 + ALIKE_KERNEL * (labels[:, None] == labels))
         alike[np.diag_indices(len(alike))] += noise
-        self._of_times = inverse(alike)
-        self._weights = self._of_times @ (wanted - self._mean)
+        self._inverse = inverse(alike)
+        self._weights = self._inverse @ (wanted - self._mean)
+        self._trees_without = dict[bytes, Forest]()
 
-    def without(self, gone: Places, asked: Floats | None = None) -> Floats:
+    def without(self, gone: Places, asked: tuple[Floats, Floats] | None = None) -> Floats:
         """Return the estimates of points that are left out, by the others alone.
 
         Args:
             gone: the numbers of the points.
-            asked: the likeness to each point of other rows, whose estimates are returned instead.
+            asked: of other rows, whose estimates are returned instead, the likeness to each point, and the features.
         """
         left = np.setdiff1d(np.arange(len(self._labels)), gone)
-        votes, weights = self._votes[left], self._weights[left]
-        both = np.ix_(left, gone)
-        votes = votes - self._of_votes[both] @ _alone(self._of_votes, self._votes, gone)
-        weights = weights - self._of_times[both] @ _alone(self._of_times, self._weights, gone)
-        likeness = (self._likeness[gone] if asked is None else asked)[:, left]
-        cast = likeness @ votes + self._ran.mean(axis=0)
-        return _by_votes(likeness, self._ran[left], weights, self._mean, cast)
+        alone = np.linalg.solve(self._inverse[np.ix_(gone, gone)], self._weights[gone])
+        weights = self._weights[left] - self._inverse[np.ix_(left, gone)] @ alone
+        likeness, features = (self._likeness[gone], self._points[gone]) if asked is None else asked
+        trees = self._fitted_without(gone, left)
+        return _by_votes(likeness[:, left], self._ran[left], weights, self._mean, trees, features)
+
+    def _fitted_without(self, gone: Places, left: Places) -> Forest:
+        """Return the trees of the points that are left; they take long, and the same are asked for again."""
+        if (key := gone.tobytes()) not in self._trees_without:
+            self._trees_without[key] = Forest.fit(self._points[left], self._labels[left])
+        return self._trees_without[key]
 
     def fitted(self, share: float) -> ByKernel:
         """Return what a predictor keeps."""
-        return ByKernel(self._labels.tolist(), self._weights.tolist(), self._mean, self._noise, share)
+        trees = Forest.fit(self._points, self._labels)
+        return ByKernel(self._labels.tolist(), trees, self._weights.tolist(), self._mean, share)
 
 
 def _ran(labels: Labels) -> Floats:
     return np.asarray(np.eye(int(labels.max()) + 1)[labels], dtype=np.float64)
 
 
-def _alone(inverted: Floats, weights: Floats, gone: Places) -> Floats:
-    """Return what is missed of points that are left out together."""
-    return np.asarray(np.linalg.solve(inverted[np.ix_(gone, gone)], weights[gone]), dtype=np.float64)
-
-
-def _by_votes(likeness: Floats, ran: Floats, weights: Floats, mean: float, cast: Floats) -> Floats:
+def _by_votes(likeness: Floats, ran: Floats, weights: Floats, mean: float, trees: Forest, asked: Floats) -> Floats:
     """Return the mean of the kernels' estimates by their votes."""
     of_kernels = mean + (likeness @ weights)[:, None] + ALIKE_KERNEL * (likeness * weights) @ ran
-    powers = np.maximum(cast, LEAST_VOTE) ** SHARPNESS
+    powers = trees.votes(asked, ran.shape[1]) ** SHARPNESS
     found: Floats = (of_kernels * powers).sum(axis=1) / powers.sum(axis=1)
     return found

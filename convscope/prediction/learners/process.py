@@ -80,19 +80,9 @@ class Process:
             found[rows] = self.means[name] + likeness @ weights[points]
             if name in self.kernels:
                 known = self.kernels[name]
-                by_kernel = known.estimate(likeness, self._votes(name, places))
+                by_kernel = known.estimate(likeness, asked.scaled)
                 found[rows] += known.share * (by_kernel - found[rows])
         return found
-
-    def _votes(self, name: str, places: _Places) -> Floats:
-        """Return the votes of a group's points, which take long to find and much room to keep."""
-        if name not in self._votes_of:
-            self._votes_of[name] = self.kernels[name].votes_of(places.likeness(places))
-        return self._votes_of[name]
-
-    @functools.cached_property
-    def _votes_of(self) -> dict[str, Floats]:
-        return {}
 
     def far(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return the distance of each row from the nearest point of its group; infinite without a group."""
@@ -277,7 +267,9 @@ class _OfOne:
         labels = kernels.numbers(mine)
         if len(mine) < ENOUGH or mine["algorithm"].nunique() > 1 or len(np.unique(labels)) < 2:
             return
-        known = kernels.Fit(likeness, self._inverse, self._wanted[self._points], labels, self._noise)
+        known = kernels.Fit(
+            likeness, self._places.scaled[self._points], self._wanted[self._points], labels, self._noise
+        )
         number_of = np.full(len(frame), -1)
         number_of[self._points] = splits.folds(splits.labels(mine, "layer"))
         without, by_kernel = np.full(len(frame), np.nan), np.full(len(frame), np.nan)
@@ -303,10 +295,11 @@ class _OfOne:
         if len(others):
             left = np.setdiff1d(np.arange(len(self._points)), gone)
             weights = self.weights[left] - self._inverse[np.ix_(left, gone)] @ alone
-            likeness = self._places.rows(others).likeness(self._places.rows(self._points))
+            asked = self._places.rows(others)
+            likeness = asked.likeness(self._places.rows(self._points))
             estimates = self.mean + likeness[:, left] @ weights
             if self.by_kernel is not None:
-                estimates += self.share * (self.by_kernel.without(gone, likeness) - estimates)
+                estimates += self.share * (self.by_kernel.without(gone, (likeness, asked.scaled)) - estimates)
             found[others] = self._wanted[others] - estimates
         known = judged & np.isfinite(found)
         rests[known] = found[known]
