@@ -110,10 +110,12 @@ class Fit:
             gone: the numbers of the points.
             asked: of other rows, whose estimates are returned instead, the likeness to each point, and the features.
         """
+        likeness, features = (self._likeness[gone], self._points[gone]) if asked is None else asked
         left = np.setdiff1d(np.arange(len(self._labels)), gone)
+        if not len(left):
+            return np.full(len(features), self._mean)
         alone = np.linalg.solve(self._inverse[np.ix_(gone, gone)], self._weights[gone])
         weights = self._weights[left] - self._inverse[np.ix_(left, gone)] @ alone
-        likeness, features = (self._likeness[gone], self._points[gone]) if asked is None else asked
         trees = self._fitted_without(gone, left)
         return _by_votes(likeness[:, left], self._ran[left], weights, self._mean, trees, features)
 
