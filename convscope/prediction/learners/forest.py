@@ -20,7 +20,7 @@ from convscope.prediction.features import Floats
 
 TREES = 20
 DIGITS = 6
-"""Decimal digits of a cut: features are about as large as 1."""
+"""Significant digits of a cut."""
 Labels = npt.NDArray[np.intp]
 
 
@@ -97,7 +97,7 @@ def _text(tree: object, classes: Labels) -> str:
     feature, cut, value = (getattr(tree, name) for name in ("feature", "threshold", "value"))
     of_leaf = classes[value[:, 0].argmax(axis=1)]
     words = [
-        f"={name}" if number < 0 else f"{number}<{round(float(at), DIGITS):g}"
+        f"={name}" if number < 0 else f"{number}<{at:.{DIGITS}g}"
         for number, at, name in zip(feature, cut, of_leaf, strict=True)
     ]
     return " ".join(words)
