@@ -27,7 +27,7 @@ def test_votes_are_those_of_the_library_s_trees_and_the_same_each_time():
     assert Forest.fit(known, labels) == found
 
 
-def test_thresholds_are_found_and_features_that_say_nothing_are_not_asked():
+def test_thresholds_are_found_and_classes_that_no_point_has_get_no_vote():
     known, labels = points(400)
     asked, true = points(400, seed=2)
     votes = Forest.fit(known, labels).votes(asked, 6)
