@@ -247,7 +247,7 @@ def fit(
     timed = frame[has(frame, TIME)].reset_index(drop=True)
     time, found_ms = _fitted(timed, TIME, features(timed, cards), cards, unit, calls)
     times_ms = _of_repeats(frame, timed, found_ms)
-    own &= np.isfinite(times_ms)
+    own = own & np.isfinite(times_ms)  # not in place: pandas 3 gives arrays that cannot be written to
     _check_enough(own, f"{target}, and a time of the same work")
     kept = frame[own].reset_index(drop=True)
     made, _ = _fitted(kept, target, features(kept, cards, times_ms[own]), cards, unit, calls)

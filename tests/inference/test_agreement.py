@@ -23,7 +23,7 @@ from convscope.inference.request import build_model
 from convscope.inference.rows import TABLE
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-IMAGES = 16
+IMAGES = 10
 
 
 @pytest.fixture(scope="module")

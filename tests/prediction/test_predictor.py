@@ -232,6 +232,13 @@ def test_energies_of_no_kind_of_network_are_learned_too():
     assert made.learned["samples"] == joules.sum()
 
 
+def test_energies_are_learned_where_what_pandas_gives_cannot_be_written_to():
+    """pandas 3 gives arrays of a table that are read-only, as this option of pandas 2 does."""
+    with pd.option_context("mode.copy_on_write", True):
+        frame = predictor.usable(with_few_joules(samples(200, *CARDS, algorithms=("gemm",))), "energy")
+        assert predictor.fit(frame, "energy", {}).learned["samples"] == frame["energy_j"].notna().sum()
+
+
 @pytest.mark.parametrize("unit", ["rows", "family", "size", "gpu"])
 def test_intervals_can_be_of_other_ways_to_hold_back(unit: str):
     frame = samples(120, *CARDS, noise=0.05, algorithms=("gemm",))

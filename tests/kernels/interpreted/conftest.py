@@ -92,6 +92,41 @@ def types_described_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def operands_checked_once() -> Iterator[None]:
+    """Have what a pair of types comes to found once, and the same number made a constant once: a third of the time."""
+    import triton.language as tl
+    from triton.language.semantic import TritonSemantic
+
+    check = TritonSemantic.binary_op_type_checking_impl
+    stay: set[tuple[object, ...]] = set()
+    constants: dict[tuple[object, ...], tl.tensor] = {}
+
+    def checked(semantic: TritonSemantic, one: object, other: object, *how: object, **named: object) -> object:
+        if not isinstance(one, tl.tensor):
+            return check(semantic, one, other, *how, **named)
+        flags = (*how, *named.items())
+        if isinstance(other, tl.tensor):
+            key = one.type.name, other.type.name, flags
+            if key in stay:
+                return one, other
+            found = check(semantic, one, other, *how, **named)
+            if found[0] is one and found[1] is other:
+                stay.add(key)
+            return found
+        key = one.type.name, type(other), repr(other), flags
+        if key in constants:
+            return one, constants[key]
+        found = check(semantic, one, other, *how, **named)
+        if found[0] is one:
+            constants[key] = found[1]
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TritonSemantic, "binary_op_type_checking_impl", checked)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def filters_packed_once() -> Iterator[None]:
     """Have the same filters packed once for 3-D kernels: most programs of a small convolution only fill padding."""
     from convscope.kernels.conv3d.copies import filters
