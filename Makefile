@@ -4,15 +4,15 @@ VENV := .venv
 CUDA12 := .venv-cuda12
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# The tests run in six parts, four at a time, of which the first two mostly wait; each on one thread, for threads of two processes on the same
-# cores wait for each other (where a test asks for two, they sleep). Folders are divided so that parts take about as long as each other.
+# The tests run in six parts, four at a time, first those that wait most; each on one thread, for threads of two processes on the same
+# cores wait for each other (where a test asks for two, they sleep). Folders are divided so that all four end at about the same time.
 # A part's output comes when it has ended; all are run, whichever fails.
 FIRST := $(addprefix tests/,slurm verification report)
 SECOND := $(addprefix tests/,storage selection training cli conv3d)
 THIRD := tests/kernels
-FOURTH := tests/inference
-FIFTH := $(addprefix tests/,prediction dataset cluster)
-PARTS := part-first part-second part-third part-rest part-fifth part-fourth
+FOURTH := $(addprefix tests/,prediction dataset cluster)
+FIFTH := tests/inference
+PARTS := part-first part-second part-third part-rest part-fourth part-fifth
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --jobs=4 --keep-going --output-sync=target $(PARTS)
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.
 export PYTHONDONTWRITEBYTECODE :=
@@ -28,23 +28,15 @@ test: $(READY)  ## the tests that need no GPU, but for the long ones
 test-long: $(READY)  ## the long ones, and those with drawn examples again with all their examples
 	$(SIDE_BY_SIDE) SELECTED='-m long'
 
-part-first: $(READY)
-	$(BIN)/python -m pytest --durations=5 $(SELECTED) $(FIRST)
+part-first: FOLDERS := $(FIRST)
+part-second: FOLDERS := $(SECOND)
+part-third: FOLDERS := $(THIRD)
+part-fourth: FOLDERS := $(FOURTH)
+part-fifth: FOLDERS := $(FIFTH)
+part-rest: FOLDERS := $(addprefix --ignore=,$(FIRST) $(SECOND) $(THIRD) $(FOURTH) $(FIFTH))
 
-part-second: $(READY)
-	$(BIN)/python -m pytest --durations=5 $(SELECTED) $(SECOND)
-
-part-third: $(READY)
-	$(BIN)/python -m pytest --durations=5 $(SELECTED) $(THIRD)
-
-part-fourth: $(READY)
-	$(BIN)/python -m pytest --durations=5 $(SELECTED) $(FOURTH)
-
-part-fifth: $(READY)
-	$(BIN)/python -m pytest --durations=5 $(SELECTED) $(FIFTH)
-
-part-rest: $(READY)
-	$(BIN)/python -m pytest --durations=10 $(SELECTED) $(addprefix --ignore=,$(FIRST) $(SECOND) $(THIRD) $(FOURTH) $(FIFTH))
+$(PARTS): $(READY)
+	$(BIN)/python -m pytest --durations=5 $(SELECTED) $(FOLDERS)
 
 gpu-test: $(READY)  ## the tests that need an NVIDIA GPU: JOBS=6 at a time on all GPUs, then one by one those that need a card alone
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m 'gpu and not quiet' --numprocesses=$(or $(JOBS),6) --durations=10; \

@@ -232,6 +232,7 @@ def test_energies_of_no_kind_of_network_are_learned_too():
     assert made.learned["samples"] == joules.sum()
 
 
+@pytest.mark.filterwarnings("ignore:The 'mode.copy_on_write' option is deprecated")  # by pandas 3
 def test_energies_are_learned_where_what_pandas_gives_cannot_be_written_to():
     """pandas 3 gives arrays of a table that are read-only, as this option of pandas 2 does."""
     with pd.option_context("mode.copy_on_write", True):

@@ -93,7 +93,7 @@ def types_described_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def operands_checked_once() -> Iterator[None]:
-    """Have what a pair of types comes to found once, and the same number made a constant once: a third of the time."""
+    """Have a pair of types checked once, and the same number made a constant once: they take a seventh of the time."""
     import triton.language as tl
     from triton.language.semantic import TritonSemantic
 
