@@ -4,36 +4,42 @@ VENV := .venv
 CUDA12 := .venv-cuda12
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# The tests run in six parts, four at a time, first those that wait most; each on one thread, for threads of two processes on the same
-# cores wait for each other (where a test asks for two, they sleep). Folders are divided so that all four end at about the same time.
-# A part's output comes when it has ended; all are run, whichever fails.
+# The tests run in seven parts, some at a time, first those that wait most; each on one thread, for threads of two processes
+# on the same cores wait for each other (where a test asks for two, they sleep). Folders are divided so that all end at about
+# the same time. A part's output comes when it has ended; all are run, whichever fails.
 FIRST := $(addprefix tests/,slurm verification report)
 SECOND := $(addprefix tests/,storage selection training cli conv3d)
 THIRD := tests/kernels
 FOURTH := $(addprefix tests/,prediction dataset cluster)
 FIFTH := tests/inference
-PARTS := part-first part-second part-third part-rest part-fourth part-fifth
-SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --jobs=4 --keep-going --output-sync=target $(PARTS)
+BLOCKS := tests/test_shell_blocks.py
+SIXTH := $(filter-out $(BLOCKS),$(wildcard tests/test_*.py))
+PARTS := part-second part-third part-first part-sixth part-rest part-fourth part-fifth
+SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --keep-going --output-sync=target
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: profile test test-long $(PARTS) mutants slurm browser site lint resolve cuda12 gpu-test clean
+.PHONY: profile test test-long rest $(PARTS) mutants slurm browser site lint resolve cuda12 gpu-test clean
 
 profile: $(READY)  ## the main job on the CPU: AlexNet, direct, one input size
 	$(BIN)/python run_profile.py --model alexnet --algorithm direct --test --device cpu
 
 test: $(READY)  ## the tests that need no GPU, but for the long ones
-	$(SIDE_BY_SIDE)
+	$(SIDE_BY_SIDE) --jobs=4 $(PARTS)
 
 test-long: $(READY)  ## the long ones, and those with drawn examples again with all their examples
-	$(SIDE_BY_SIDE) SELECTED='-m long'
+	$(SIDE_BY_SIDE) --jobs=4 $(PARTS) SELECTED='-m long'
+
+rest: $(READY)  ## all that CI runs besides: the long tests, those with the pins for CUDA 12, the pins, linters, the site
+	$(SIDE_BY_SIDE) --jobs=5 cuda12 $(PARTS) resolve lint site SELECTED='-m long'
 
 part-first: FOLDERS := $(FIRST)
 part-second: FOLDERS := $(SECOND)
 part-third: FOLDERS := $(THIRD)
 part-fourth: FOLDERS := $(FOURTH)
 part-fifth: FOLDERS := $(FIFTH)
-part-rest: FOLDERS := $(addprefix --ignore=,$(FIRST) $(SECOND) $(THIRD) $(FOURTH) $(FIFTH))
+part-sixth: FOLDERS := $(SIXTH)
+part-rest: FOLDERS := $(addprefix --ignore=,$(FIRST) $(SECOND) $(THIRD) $(FOURTH) $(FIFTH) $(SIXTH))
 
 $(PARTS): $(READY)
 	$(BIN)/python -m pytest --durations=5 $(SELECTED) $(FOLDERS)

@@ -5,7 +5,8 @@ python benchmarks/whole_models.py data/h100 [--processes 2]     an hour on one c
 python benchmarks/whole_models.py data/h200 data/h100           both learned together, a kind held back of both
 python benchmarks/whole_models.py data/h100 --kinds vgg resnext
 
-As `predict evaluate FOLDER/samples.parquet --split family` judges them, which prints sums by kind alone.
+As `predict evaluate FOLDER/samples.parquet --split family` judges them, which prints sums by kind alone. The last two
+tables are of the single layers, by card and kind.
 """
 
 from __future__ import annotations
@@ -24,12 +25,18 @@ from convscope.dataset import calls, samples, splits
 from convscope.dataset.calls import CallRow
 from convscope.dataset.splits import Split
 from convscope.prediction import held_out, predictor
-from convscope.prediction.evaluation import LEVEL
+from convscope.prediction.evaluation import LEVEL, outcomes
 from convscope.prediction.processes import starmap
 
 PARTS = ("gpu_name", "kind", "algorithm", "arithmetic", "batch_size")
-TABLES = (["gpu_name"], ["gpu_name", "kind"], ["algorithm"], ["arithmetic"], ["batch_size"])
-LEAST = 8  # sums of a part that is shown
+TABLES = (
+    ["gpu_name"],
+    ["gpu_name", "kind"],
+    ["gpu_name", "algorithm"],
+    ["gpu_name", "arithmetic"],
+    ["gpu_name", "batch_size"],
+)
+LEAST = 8  # sums or layers of a part that is shown
 
 
 def read(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[CallRow]]:
@@ -42,28 +49,33 @@ def read(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[CallRow]]:
     return predictor.usable(samples.read(paths), "time"), known
 
 
-def missed(frame: pd.DataFrame, known: list[CallRow], split: Split) -> pd.DataFrame:
-    """Return the sums over models that are held back, with the error of each."""
+def missed(frame: pd.DataFrame, known: list[CallRow], split: Split) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the sums over models that are held back, and their layers, with the error and the interval of each."""
     learned, held_back = (frame[rows].reset_index(drop=True) for rows in (split.learned, split.held_back))
+    made = predictor.fit(learned, "time", {}, "family", known)
+    layers = outcomes(made, held_back)[["error", "covered"]]
+    layers = layers.assign(gpu_name=held_back["gpu_name"], kind=split.name.removeprefix("family "))
     rows = held_out.of_models(held_back, known, "mean_ms").reset_index(drop=True)
     if rows.empty:
-        return pd.DataFrame(columns=[*PARTS, "error"])
+        return pd.DataFrame(columns=[*PARTS, "error", "covered"]), layers
     rows = rows.assign(kind=rows["family"], arithmetic=rows["dtype"].where(rows["dtype"] != "float32", rows["math"]))
-    keys = rows["key"].to_numpy(dtype=object)
-    found = predictor.fit(learned, "time", {}, "family", known).sums(rows, keys, LEVEL)
+    found = made.sums(rows, rows["key"].to_numpy(dtype=object), LEVEL)
     each = rows.groupby("key")
-    return each[[*PARTS]].first().assign(error=found["middle"] / each["mean_ms"].sum() - 1)
+    truth = each["mean_ms"].sum()
+    covered = (found["low"] <= truth) & (truth <= found["high"])
+    return each[[*PARTS]].first().assign(error=found["middle"] / truth - 1, covered=covered), layers
 
 
-def table(found: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Return the errors by the values of columns, the most accurate first."""
+def table(found: pd.DataFrame, by: list[str], what: str) -> pd.DataFrame:
+    """Return the errors of sums or layers by the values of columns, the most accurate first."""
     parts = found.assign(pct=100 * found["error"].abs(), signed=100 * found["error"]).groupby(by)
     sizes, signed = parts["pct"], parts["signed"]
     figures = {
-        "sums": parts.size(), "median, %": sizes.median(), "MAPE, %": sizes.mean(), "mean error, %": signed.mean(),
+        what: parts.size(), "median, %": sizes.median(), "MAPE, %": sizes.mean(), "mean error, %": signed.mean(),
         "within 10 %, %": sizes.apply(lambda each: 100 * (each <= 10).mean()),
+        f"inside the {LEVEL:.0f} % interval, %": parts["covered"].apply(lambda each: 100 * each.mean()),
     }  # fmt: skip
-    return pd.DataFrame(figures).query(f"sums >= {LEAST}").round(1).sort_values("MAPE, %")
+    return pd.DataFrame(figures).query(f"{what} >= {LEAST}").round(1).sort_values("MAPE, %")
 
 
 def main() -> int:
@@ -78,9 +90,12 @@ def main() -> int:
     if unknown := {*(asked.kinds or [])} - by_kind.keys():
         options.error(f"argument --kinds: no such kind: {', '.join(sorted(unknown))}; there are {', '.join(by_kind)}")
     work = [(by_kind[kind],) for kind in asked.kinds or by_kind]
-    found = pd.concat([*starmap(functools.partial(missed, frame, known), work, asked.processes)])
+    found = [*starmap(functools.partial(missed, frame, known), work, asked.processes)]
+    sums, layers = (pd.concat(each) for each in zip(*found, strict=True))
     for by in TABLES:
-        print(table(found, by).to_string(), end="\n\n")
+        print(table(sums, by, "sums").to_string(), end="\n\n")
+    for by in TABLES[:2]:
+        print(table(layers, by, "layers").to_string(), end="\n\n")
     return 0
 
 

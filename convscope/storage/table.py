@@ -196,7 +196,7 @@ def select(path: Path, form: Table, keep: Callable[[Mapping[str, str]], bool]) -
 
 def lines_of(form: Table, new: Iterable[Any], with_header: bool) -> str:
     """Return row objects as the lines of their table."""
-    return text_of(form, map(dataclasses.asdict, new), with_header)
+    return text_of(form, ({name: getattr(row, name) for name in form.columns} for row in new), with_header)
 
 
 def text_of(form: Table, kept: Iterable[Mapping[str, Any]], with_header: bool = True) -> str:

@@ -89,6 +89,7 @@ def test_a_file_that_is_none_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert "none.csv does not exist: name a file of samples" in error
 
 
+@pytest.mark.long
 def test_the_shapes_that_earlier_versions_alone_timed_are_measured_anew_for_the_models_that_they_are_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

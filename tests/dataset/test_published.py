@@ -32,7 +32,7 @@ class TestPublished:
 
 @pytest.mark.long
 class TestLearned:
-    """From the samples of batch 8 in float16 on an H200, of images below 224 pixels."""
+    """From the samples of batch 8 in float16 on an H200, of images below 224 pixels, by names of algorithms."""
 
     def test_layers_that_were_not_learned_are_predicted(self):
         frame = learnable()
@@ -55,4 +55,4 @@ class TestLearned:
 def learnable() -> pd.DataFrame:
     every = samples.read([H200 / "samples.parquet"])
     some = (every["batch_size"] == 8) & (every["dtype"] == "float16") & (every["input_size"] < 224)
-    return predictor.usable(every[some], "time")
+    return predictor.usable(every[some & ~every["algorithm"].str.startswith("plan:")], "time")

@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from fakes.drawn_samples import CARDS, drawn
+from fakes.drawn_samples import CARDS, drawn, frame_of
 
 from convscope.dataset import splits
-from convscope.dataset.samples import SAMPLES, SHAPE, SPLITS
+from convscope.dataset.samples import SHAPE, SPLITS
 from convscope.errors import InputError
 
-FRAME = pd.DataFrame(drawn(200, tuple(CARDS), ("gemm", "winograd")), columns=SAMPLES.columns)
+FRAME = frame_of(drawn(200, tuple(CARDS), ("gemm", "winograd")))
 
 
 def test_the_kinds_that_are_named_are_those_that_there_are():
@@ -91,7 +91,7 @@ def test_one_card_alone_cannot_be_held_back():
 def test_samples_without_a_family_cannot_be_divided_by_it():
     rows = [dataclasses.replace(row, family=None) for row in drawn(3)]
     with pytest.raises(InputError, match="split by family: no sample names one: choose another split"):
-        list(splits.splits(pd.DataFrame(rows, columns=SAMPLES.columns), "family"))
+        list(splits.splits(frame_of(rows), "family"))
 
 
 def test_samples_of_no_family_are_learned_but_for_shapes_that_are_held_back():

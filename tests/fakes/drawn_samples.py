@@ -8,9 +8,11 @@ import json
 import math
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from convscope.dataset.samples import SampleRow
+import pandas as pd
+
+from convscope.dataset.samples import SAMPLES, SampleRow
 
 CARDS = {
     "Tesla P4": (5.5, 192.0, 20), "Tesla T4": (8.1, 320.0, 40), "Tesla P100-PCIE-16GB": (9.3, 732.0, 56),
@@ -53,6 +55,11 @@ def drawn(
                 of_shape = random.Random(zlib.crc32(text.encode())).gauss(0, knack)
                 took = milliseconds(row, *CARDS[name]) * math.exp(of_shape + draw.gauss(0, noise))
                 yield dataclasses.replace(row, mean_ms=took)
+
+
+def frame_of(rows: Iterable[SampleRow]) -> pd.DataFrame:
+    """Return samples as a data frame; pandas makes the same of them, but copies each cell deeply."""
+    return pd.DataFrame([vars(row) for row in rows], columns=SAMPLES.columns)
 
 
 KERNELS = {"gemm": {"im2col4d_kernel": 1, "volta_sgemm_128x64_nn": 1}, "winograd": {"winograd_3x3_kernel": 1}}

@@ -1,4 +1,4 @@
-"""Fewer trees in a predictor than it has by default: enough for drawn samples, and a third of the time."""
+"""Fewer trees in a predictor than it has by default: enough for drawn samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ALL = booster.ROUNDS
 
 @pytest.fixture(scope="package", autouse=True)
 def few_trees() -> Iterator[None]:
-    """Fit a third of the trees in each test of the package."""
+    """Fit a sixth of the trees in each test of the package."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(booster, "ROUNDS", _ALL // 3)
+        patch.setattr(booster, "ROUNDS", _ALL // 6)
         yield

@@ -116,6 +116,7 @@ def test_the_model_in_half_precision_is_right(
     assert 0 < row["image_error"] < row["image_tolerance"] < 0.3
 
 
+@pytest.mark.long
 def test_images_that_roundings_move_further_than_the_first_are_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: nn.Module
 ):
@@ -168,6 +169,7 @@ def test_other_weights_are_wrong(
     assert row["status"] == "wrong"
 
 
+@pytest.mark.long
 def test_an_engine_in_8_bits_is_judged_by_what_they_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: nn.Module
 ):

@@ -85,6 +85,7 @@ def test_what_is_delivered_under_load_is_judged(tmp_path: Path, monkeypatch: pyt
     assert run(tmp_path, engines=("eager",), **options)["status"].tolist() == ["wrong", "ok"]
 
 
+@pytest.mark.long
 def test_onnxruntime_serves_from_a_process_with_all_its_batch_sizes(tmp_path: Path):
     rows = run(tmp_path, engines=("onnxruntime",), batch_sizes=(1, 4), qps=(1000.0,), **SERVER)
     assert rows["status"].tolist() == ["ok"], rows["reason"].tolist()
@@ -92,6 +93,7 @@ def test_onnxruntime_serves_from_a_process_with_all_its_batch_sizes(tmp_path: Pa
     assert 0 < rows["image_error"][0] < rows["image_tolerance"][0]
 
 
+@pytest.mark.long
 def test_a_server_command_that_has_run_measures_nothing_and_other_settings_do(tmp_path: Path, engine: Any):
     engine("slow")
     options = {**SERVER, "engines": ("slow",), "batch_sizes": (1, 2), "slo_ms": 60e3}

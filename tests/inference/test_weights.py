@@ -40,8 +40,8 @@ def allowed(model: nn.Module, dtype: str, side_px: int = SIDE_PX) -> float:
         "torchvision:mobilenet_v3_large",
         "torchvision:efficientnet_b0",
         "torchvision:convnext_tiny",
-        "torchvision:swin_t",
-        pytest.param("torchvision:vit_b_16", marks=pytest.mark.long),
+        pytest.param("torchvision:swin_t", marks=pytest.mark.long),
+        pytest.param("torchvision:vit_b_32", marks=pytest.mark.long),
         pytest.param("resnet152", marks=pytest.mark.long),
         pytest.param("densenet121", marks=pytest.mark.long),
     ],
@@ -58,6 +58,7 @@ def test_a_drawn_model_can_be_judged_and_agrees_with_itself_in_half_precision(na
     assert agreement.Agreement(scale, limit).error(output, exact) < limit
 
 
+@pytest.mark.long
 def test_without_it_a_deep_model_cannot_be_judged():
     model = models.build("resnet152")
     models.settle(model, (pictures.scenes(8, SIDE_PX, 99),))
@@ -130,6 +131,7 @@ def test_a_file_that_has_no_weights_is_bad_input(tmp_path: Path, content: Any, s
         build_model(dataclasses.replace(ASKED, weights=str(file)))
 
 
+@pytest.mark.long
 def test_trained_weights_have_their_top1_agreement_on_photographs(saved: Path, tmp_path: Path):
     import pandas as pd
 

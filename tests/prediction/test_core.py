@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from fakes.drawn_samples import CARDS, drawn
+from fakes.drawn_samples import CARDS, drawn, frame_of
 
-from convscope.dataset.samples import SAMPLES, WORK
+from convscope.dataset.samples import WORK
 from convscope.dataset.splits import joined
 from convscope.prediction.features import Floats, features
 from convscope.prediction.learners import core
 
 
 def samples(count: int, knack: float) -> pd.DataFrame:
-    return pd.DataFrame(drawn(count, tuple(CARDS), noise=0.01, knack=knack, seed=3), columns=SAMPLES.columns)
+    return frame_of(drawn(count, tuple(CARDS), noise=0.01, knack=knack, seed=3))
 
 
 def wanted(frame: pd.DataFrame, lost_headroom: float = 0.0) -> Floats:

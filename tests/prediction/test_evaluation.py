@@ -8,10 +8,9 @@ import os
 import numpy as np
 import pandas as pd
 import pytest
-from fakes.drawn_samples import drawn
+from fakes.drawn_samples import drawn, frame_of
 
 from convscope.dataset import splits
-from convscope.dataset.samples import SAMPLES
 from convscope.errors import InputError
 from convscope.prediction import evaluation
 from convscope.prediction.evaluation import NOISE, PREDICTOR, Score
@@ -24,7 +23,7 @@ ROUNDS = booster.ROUNDS
 
 def frame(count: int, *cards: str, **options: float) -> pd.DataFrame:
     rows = drawn(count, cards or ("Tesla T4",), ("gemm", "winograd"), **options)  # type: ignore[arg-type]
-    return pd.DataFrame(rows, columns=SAMPLES.columns)
+    return frame_of(rows)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +60,7 @@ def test_errors_are_of_the_ratio_to_what_was_measured():
     assert split.within_10_pct == pytest.approx(100 * (off <= 10).mean())
 
 
+@pytest.mark.long
 def test_splits_in_processes_of_their_own_have_the_same_scores(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(booster, "ROUNDS", ROUNDS)  # other processes have all trees
     some, kinds = frame(120, "Tesla T4", "Tesla P4"), ["layer", "gpu"]
@@ -90,6 +90,7 @@ def test_repeats_show_the_noise_below_which_nothing_can_be():
     assert list(evaluation.noise(once, "time")) == []
 
 
+@pytest.mark.long
 def test_a_calibration_is_judged_on_other_samples_than_it_learned():
     measured = frame(100, "Tesla T4", "Tesla P4", "Tesla P100-PCIE-16GB", noise=0.01, knack=0.2)
     slow = np.where(measured["gpu_name"] == "Tesla T4", 1.0 + 0.4 * (measured["batch_size"] > 1), 1.0)
@@ -102,6 +103,7 @@ def test_a_calibration_is_judged_on_other_samples_than_it_learned():
     assert after.mape_pct < 0.7 * before.mape_pct
 
 
+@pytest.mark.long
 def test_repeats_of_a_layer_that_was_chosen_are_not_judged():
     once = frame(120, "Tesla T4", "Tesla P4")
     twice = pd.concat([once, once.assign(run="again")], ignore_index=True)

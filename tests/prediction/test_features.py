@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from fakes.drawn_samples import drawn
+from fakes.drawn_samples import drawn, frame_of
 
 from convscope import gpus
 from convscope.cudnn.shape import Geometry
-from convscope.dataset.samples import SAMPLES, SampleRow
+from convscope.dataset.samples import SampleRow
 from convscope.errors import InputError
 from convscope.prediction import cards
 from convscope.prediction.features import engine, features
@@ -24,7 +24,7 @@ SHAPE = Geometry((2, 24, 30, 21), (36, 6, 3, 5), (1, 2), (2, 1), (1, 2), 4)
 
 
 def frame(*rows: SampleRow) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=SAMPLES.columns)
+    return frame_of(rows)
 
 
 def test_work_and_roofline_are_those_of_the_shape():

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from fakes.drawn_samples import drawn
+from fakes.drawn_samples import drawn, frame_of
 from fakes.left_out import assert_missed_as_by
 
-from convscope.dataset.samples import SAMPLES
 from convscope.prediction import document, predictor
 from convscope.prediction.features import Floats, features
 from convscope.prediction.learners import kernels, process
@@ -23,7 +22,7 @@ SLOW, FAST = json.dumps({"im2col4d_kernel": 1}), json.dumps({"implicit_gemm": 1,
 
 def samples(count: int, seed: int = 0) -> pd.DataFrame:
     """Return samples of one algorithm that takes a slow kernel for many filters of large images."""
-    rows = predictor.usable(pd.DataFrame(drawn(count, seed=seed), columns=SAMPLES.columns), "time")
+    rows = predictor.usable(frame_of(drawn(count, seed=seed)), "time")
     return rows.assign(kernels=np.where(is_slow(rows), SLOW, FAST))
 
 

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from fakes.drawn_samples import CARDS, drawn
+from fakes.drawn_samples import CARDS, drawn, frame_of
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from convscope.dataset import splits
-from convscope.dataset.samples import SAMPLES
 from convscope.errors import InputError
 from convscope.prediction import document, held_out, intervals, predictor
 from convscope.prediction.predictor import Predictor
@@ -25,7 +24,7 @@ BOTH = ("gemm", "winograd")
 
 def samples(count: int, *cards: str, **options: Any) -> pd.DataFrame:
     rows = drawn(count, cards or ("Tesla T4",), **{"algorithms": BOTH, **options})
-    return pd.DataFrame(rows, columns=SAMPLES.columns)
+    return frame_of(rows)
 
 
 LEARNED = samples(300)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from fakes.drawn_samples import drawn
+from fakes.drawn_samples import drawn, frame_of
 from fakes.left_out import assert_missed_as_by
 
 from convscope.dataset import splits
-from convscope.dataset.samples import SAMPLES
 from convscope.prediction import predictor
 from convscope.prediction.features import CATEGORIES, Floats, features
 from convscope.prediction.learners import process
@@ -18,7 +17,7 @@ from convscope.prediction.learners.weights import WEIGHTS
 
 def samples(count: int, seed: int = 0, **changed: object) -> pd.DataFrame:
     rows = drawn(count, algorithms=("gemm", "winograd"), seed=seed)
-    return predictor.usable(pd.DataFrame(rows, columns=SAMPLES.columns).assign(**changed), "time")
+    return predictor.usable(frame_of(rows).assign(**changed), "time")
 
 
 def smooth(frame: pd.DataFrame) -> Floats:

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from fakes.drawn_samples import drawn
+from fakes.drawn_samples import drawn, frame_of
 
 from convscope import __main__ as program
 from convscope.dataset import calls, splits
 from convscope.dataset import samples as files
 from convscope.dataset.calls import AT_ANY_BATCH, CallRow
-from convscope.dataset.samples import SAMPLES, SampleRow
+from convscope.dataset.samples import SampleRow
 from convscope.errors import InputError
 from convscope.prediction import document, evaluation, held_out, predictor
 from convscope.prediction.predictor import Predictor
@@ -31,7 +31,7 @@ def of_models(count: int, spread: tuple[float, float], seed: int = 0) -> pd.Data
     Args:
         spread: standard deviations of the logarithms of both factors.
     """
-    frame = pd.DataFrame(drawn(5 * count * LAYERS, noise=0.01, seed=seed), columns=SAMPLES.columns)
+    frame = frame_of(drawn(5 * count * LAYERS, noise=0.01, seed=seed))
     frame = frame[frame["batch_size"] == 1].head(count * LAYERS).reset_index(drop=True)
     draw = np.random.default_rng(seed)
     number = np.arange(len(frame)) // LAYERS
@@ -230,6 +230,7 @@ def test_a_shape_that_another_kind_has_too_is_held_out_with_both():
     assert [each.out[own].any() for each in held_out.by(frame, "family")] == [True, False, False]
 
 
+@pytest.mark.long
 def test_evaluate_reports_sums_over_whole_models_that_were_held_out():
     frame = of_models(40, APART)
     frame = frame.assign(family=[f"kind {int(name.split()[-1]) % 2}" for name in frame["model"]])

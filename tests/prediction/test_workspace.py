@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from fakes.drawn_samples import frame_of
 from fakes.workspaces import asked_of_cudnn, with_workspaces
 
-from convscope.dataset.samples import SAMPLES
 from convscope.errors import InputError
 from convscope.prediction import document, evaluation, workspace
 from convscope.prediction.predictor import usable
@@ -20,7 +20,7 @@ EVERY = ("gemm", "winograd", "direct", "fft")
 
 
 def samples(count: int, algorithms: tuple[str, ...] = EVERY, seed: int = 0) -> pd.DataFrame:
-    return pd.DataFrame(with_workspaces(count, algorithms, seed), columns=SAMPLES.columns)
+    return frame_of(with_workspaces(count, algorithms, seed))
 
 
 ASKED = samples(100, seed=9)

@@ -35,6 +35,7 @@ def traced():
         yield process
 
 
+@pytest.mark.long
 def test_it_serves_run_after_run_through_a_jobs_signals_and_ends_with_its_pipe(traced: TraceProcess):
     process = traced._process
     assert process is not None
@@ -56,6 +57,7 @@ def test_it_serves_run_after_run_through_a_jobs_signals_and_ends_with_its_pipe(t
     assert process.poll() == 0
 
 
+@pytest.mark.long
 def test_a_run_that_cannot_begin_says_why_and_the_next_one_is_traced(traced: TraceProcess):
     traced.begin(squeezenet(device="cuda:99"))
     traced.wait_until_ready()

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from fakes.drawn_samples import drawn
+from fakes.drawn_samples import drawn, frame_of
 
-from convscope.dataset.samples import SAMPLES, SampleRow
+from convscope.dataset.samples import SampleRow
 from convscope.errors import InputError
 from convscope.selection import stack
 from convscope.selection.candidates import Candidate, Measured, Value, gathered, is_pinnable, keys
@@ -21,7 +21,7 @@ ROW = dataclasses.replace(next(drawn(1)), mean_ms=2.0, mean_ci95_ms=0.5, placeme
 
 
 def frame(*rows: SampleRow) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=SAMPLES.columns)
+    return frame_of(rows)
 
 
 def row(**changes: Any) -> SampleRow:

@@ -6,13 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from fakes import layer
-from fakes.drawn_samples import drawn
+from fakes.drawn_samples import drawn, frame_of
 
 from convscope.convolution.layer import Layer
-from convscope.dataset.samples import SAMPLES, SHAPE, SampleRow
+from convscope.dataset.samples import SHAPE, SampleRow
 from convscope.errors import InputError
 from convscope.pinning import document
 from convscope.prediction import predictor
@@ -81,7 +80,7 @@ def test_what_cannot_be_pinned_is_left_to_pytorch_with_its_reason_and_has_its_pl
     assert reasons["up"] == "it is transposed"
     assert reasons["line"] == "it is 1-D: samples are of 2-D convolutions"
     assert work.digest
-    found = Selector(STACK, gathered(pd.DataFrame([], columns=SAMPLES.columns))).select(parts, work)
+    found = Selector(STACK, gathered(frame_of([]))).select(parts, work)
     assert [each.choice.remark for each in found if each.layer.name == "plain"] == ["never measured"]
     written = tmp_path / "plans.json"
     written.write_text(selector.pins(found, work, STACK).text())
@@ -126,7 +125,7 @@ def sample(algorithm: str, mean_ms: float | None = 1.0, **changes: Any) -> Sampl
 
 
 def chosen(*rows: SampleRow, one: Layer = ONE, work: Work = WORK, **options: Any) -> tuple[str, str]:
-    measured = gathered(pd.DataFrame(rows, columns=SAMPLES.columns))
+    measured = gathered(frame_of(rows))
     (found,) = Selector(STACK, measured, **options).select([Part(one, None)], work)
     return found.choice.chosen.algorithm, found.choice.remark
 
@@ -134,7 +133,7 @@ def chosen(*rows: SampleRow, one: Layer = ONE, work: Work = WORK, **options: Any
 @pytest.fixture(scope="module")
 def learned() -> Predictor:
     names = ("torch", "winograd", "gemm")
-    frame = pd.DataFrame(drawn(150, algorithms=names, noise=0.002), columns=SAMPLES.columns)
+    frame = frame_of(drawn(150, algorithms=names, noise=0.002))
     frame["algorithm"] = frame["algorithm"].replace("gemm", "plan:1")
     frame["mean_ms"] = frame["mean_ms"].where(frame["algorithm"] != "plan:1", frame["mean_ms"] / 4)
     return predictor.fit(predictor.usable(frame.assign(cudnn="9.19.0"), "time"), "time", {}, "rows")

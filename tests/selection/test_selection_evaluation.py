@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pandas as pd
 import pytest
-from fakes.drawn_samples import drawn
+from fakes.drawn_samples import drawn, frame_of
 
 from convscope.dataset.calls import AT_ANY_BATCH, CALLS, CallRow
-from convscope.dataset.samples import SAMPLES, SampleRow
+from convscope.dataset.samples import SampleRow
 from convscope.errors import InputError
 from convscope.prediction import predictor
 from convscope.selection import evaluation
@@ -32,7 +32,7 @@ def rows(count: int = LAYERS, noise: float = 0.005) -> Iterator[SampleRow]:
         )  # fmt: skip
 
 
-FRAME = pd.DataFrame(rows(), columns=SAMPLES.columns)
+FRAME = frame_of(rows())
 
 
 def best_of(frame: pd.DataFrame) -> pd.Series[float]:
@@ -139,6 +139,7 @@ def test_a_shape_that_another_kind_of_network_has_too_is_held_back_with_both(mon
     assert len(least) == some["layer"].nunique() + (again["family"] == "vgg").sum()
 
 
+@pytest.mark.long
 def test_the_sum_of_a_model_is_over_all_its_calls_where_every_one_is_judged():
     some = FRAME[FRAME["batch_size"] == 1].assign(model="one")
     known = calls_of(some)
@@ -186,6 +187,7 @@ def test_layers_of_no_kind_of_network_are_not_judged_by_kind():
         evaluation.regrets(only_drawn, Question(kind="family", level=90))
 
 
+@pytest.mark.long
 def test_regret_in_energy_is_of_the_layers_that_have_energies():
     layer = FRAME.groupby(["batch_size", "in_channels", "out_channels", "in_height_px"], sort=False).ngroup()
     frame = FRAME.assign(energy_j=(0.07 * FRAME["mean_ms"]).where(layer % 2 == 0))

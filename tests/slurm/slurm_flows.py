@@ -17,6 +17,13 @@ LONG = ("--warmup", "1", "--measure", "100", "--no-energy", "--input-range", "64
 LIMITED = ("torchvision:squeezenet1_1", "torch", "cpu")
 FORTY = ("--num-sizes", "40")
 UNDISTURBED = "undisturbed"
+CODE = """
+from torch import nn
+
+def make(width=4):
+    return nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU(), nn.Conv2d(width, 4, 3))
+"""
+"""A user's file with a model of two layers."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,8 @@ def _foreign_table(folder: Path) -> None:
 
 def _gated(cluster: Cluster) -> list[str]:
     matrix = cluster.project / "two of them.tsv"
-    matrix.write_text("vgg16\tdirect\ntorchvision:mnasnet0_5\ttorch\n")
+    (cluster.project / "small.py").write_text(CODE)
+    matrix.write_text("vgg16\tdirect\nsmall.py:make\ttorch\n")
     foreign = cluster.results("1_sanity", "vgg16_direct_cpu") / "vgg16_direct_overall.csv"
     foreign.parent.mkdir(parents=True)
     foreign.write_text("somebody's table\n")

@@ -13,6 +13,7 @@ import pytest
 from slurm_cluster import Cluster
 from slurm_flows import LONG
 
+pytestmark = pytest.mark.long
 NOBODY = 65534
 HOLD = """
 import sys, time
@@ -52,7 +53,6 @@ def private(cluster: Cluster) -> Iterator[Cluster]:
     cluster.reconfigure(before)
 
 
-@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="another user's view needs root")
 def test_the_lock_of_a_job_is_judged_by_what_the_queue_shows_and_never_by_what_it_hides(private: Cluster):
     folder = private.folder / "shared"
@@ -80,7 +80,6 @@ def test_the_lock_of_a_job_is_judged_by_what_the_queue_shows_and_never_by_what_i
     assert not lock.exists()
 
 
-@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="another user's view needs root")
 def test_a_job_that_the_queue_hides_from_another_user_is_not_said_to_have_left_it(private: Cluster):
     at_work, waiting = ("torchvision:shufflenet_v2_x1_5", "torch", "cpu"), ("alexnet", "gemm", "l40s")

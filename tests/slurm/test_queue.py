@@ -10,6 +10,8 @@ import pytest
 from slurm_cluster import LARGEST_ARRAY, Cluster
 from slurm_flows import LIGHT, LIMITED, Flows
 
+pytestmark = pytest.mark.long
+
 
 def test_a_chain_runs_the_three_stages_in_turn_to_their_tables(cluster: Cluster, flows: Flows):
     assert [cluster.wait(job) for job in flows.chain] == ["COMPLETED"] * 3
@@ -46,7 +48,8 @@ def test_a_stage_that_fails_stops_those_after_it_and_bad_input_is_not_offered_ag
 def test_one_failed_combination_of_an_array_stops_only_itself(cluster: Cluster, flows: Flows):
     states = [[cluster.wait(f"{array}_{task}") for array in flows.gated] for task in (0, 1)]
     assert states == [["FAILED", "CANCELLED", "CANCELLED"], ["COMPLETED"] * 3]
-    assert len(pd.read_csv(cluster.results("3_full", "mnasnet0_5_torch_cpu") / "mnasnet0_5_torch_overall.csv")) == 100
+    overall = cluster.results("3_full", "small.py_make_torch_cpu") / "small.py_make_torch_overall.csv"
+    assert len(pd.read_csv(overall)) == 100
     said = cluster.call("./check_status.sh", "--stage", "1_sanity", "--model", "vgg16").stdout
     assert "failed: 1_sanity vgg16, direct, cpu: run_profile.py: " in said
     assert "has tables and no run.json" in said

@@ -15,6 +15,8 @@ from slurm_flows import BRIEF, LONG, UNDISTURBED, Flows, Limited
 from convscope.cluster import history
 from convscope.storage.paths import Combination, now_utc
 
+pytestmark = pytest.mark.long
+
 HOSTILE = "a \"b\" 'c'; $(touch owned) `touch owned` \\ *"
 
 
@@ -64,7 +66,6 @@ def with_late_scontrol(cluster: Cluster) -> str:
     return f"{folder}:{path}"
 
 
-@pytest.mark.long
 def test_the_siblings_of_a_task_at_its_time_limit_are_not_started_again(cluster: Cluster, limited: Limited):
     assert cluster.job(limited.job)["JobId"] == limited.job.partition("_")[0]  # one number for the task and the array
     siblings = [cluster.job(task) for task in (limited.failed_sibling, limited.running_sibling)]
@@ -77,7 +78,6 @@ def test_the_siblings_of_a_task_at_its_time_limit_are_not_started_again(cluster:
     cluster.call("scancel", limited.running_sibling)
 
 
-@pytest.mark.long
 def test_a_job_begins_no_size_that_would_outlast_it(cluster: Cluster):
     names = ("torchvision:mnasnet1_0", "torch", "cpu", *LONG, "--num-sizes", "100")
     # URG, which no program answers: USR2 may come a minute early, and then it is the signal that stops the run.
@@ -94,7 +94,6 @@ def test_a_job_begins_no_size_that_would_outlast_it(cluster: Cluster):
     assert [line for line in said if not line.startswith("slurmstepd")] == []  # which may say that it requeues the job
 
 
-@pytest.mark.long
 def test_a_job_is_put_back_three_times_at_most_however_often_it_was_preempted_and_then_says_how_to_go_on(
     cluster: Cluster,
 ):
@@ -120,7 +119,6 @@ def test_a_job_is_put_back_three_times_at_most_however_often_it_was_preempted_an
     assert f"  ./3_full_run.sh {model} torch cpu --warmup 1" in said
 
 
-@pytest.mark.long
 def test_a_chain_whose_second_stage_is_put_back_waits_for_it_and_goes_on(cluster: Cluster):
     names = ("torchvision:shufflenet_v2_x1_0", "torch", "cpu")
     first, second, third = cluster.submit("./1_sanity_check.sh", "--chain", *names, *BRIEF, "--measure", "30")
@@ -155,7 +153,6 @@ def test_with_no_requeue_a_warned_job_ends_and_hostile_arguments_are_only_argume
     assert not list(cluster.folder.rglob("owned"))
 
 
-@pytest.mark.long
 def test_a_job_that_slurm_takes_back_goes_on_and_once_cancelled_stays_so(cluster: Cluster, flows: Flows):
     (job,) = cluster.submit("./3_full_run.sh", "torchvision:shufflenet_v2_x0_5", "torch", "cpu", *BRIEF)
     folder = cluster.results("3_full", "shufflenet_v2_x0_5_torch_cpu")
@@ -172,7 +169,6 @@ def test_a_job_that_slurm_takes_back_goes_on_and_once_cancelled_stays_so(cluster
     assert "failed: 3_full torchvision:shufflenet_v2_x0_5, torch, cpu" in said
 
 
-@pytest.mark.long
 def test_a_job_at_its_time_limit_goes_on_later_with_no_row_lost_or_doubled(cluster: Cluster, limited: Limited):
     folder = cluster.results("3_full", "squeezenet1_1_torch_cpu")
     assert cluster.wait(limited.job, timeout_s=480) == "COMPLETED"

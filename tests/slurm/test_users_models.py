@@ -5,15 +5,11 @@ from __future__ import annotations
 import subprocess
 
 import pandas as pd
+import pytest
 from slurm_cluster import Cluster
-from slurm_flows import LIGHT
+from slurm_flows import CODE, LIGHT
 
-CODE = """
-from torch import nn
-
-def make(width=4):
-    return nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU(), nn.Conv2d(width, 4, 3))
-"""
+pytestmark = pytest.mark.long
 
 
 def test_a_model_with_an_argument_and_settings_of_a_line_end_in_their_folders(cluster: Cluster):

@@ -45,6 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.long
 def test_a_sweep_leaves_its_tables_plots_and_summaries(folder: Path):
     table = pd.read_csv(folder / "training.csv")
     assert table[["batch_size", "status", "steps"]].to_numpy().tolist() == [[4, "ok", 2], [8, "ok", 2]]

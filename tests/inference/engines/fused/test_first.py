@@ -16,7 +16,13 @@ from convscope.inference.engines.fused import first, own, steps
 
 @pytest.mark.parametrize("own_pools", [False, True])
 @pytest.mark.parametrize(
-    ("name", "pooled"), [("torchvision:resnet18", 1), ("densenet121", 1), ("googlenet", 0), ("vgg16", 0)]
+    ("name", "pooled"),
+    [
+        ("torchvision:resnet18", 1),
+        ("densenet121", 1),
+        ("googlenet", 0),
+        pytest.param("vgg16", 0, marks=pytest.mark.long),
+    ],
 )
 def test_networks_compute_the_same(name: str, pooled: int, own_pools: bool):
     folded, _, _ = graphs.folded(models.build(name, seed=0).eval())
