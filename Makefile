@@ -14,7 +14,7 @@ FOURTH := $(addprefix tests/,prediction dataset cluster)
 FIFTH := tests/inference
 BLOCKS := tests/test_shell_blocks.py
 SIXTH := $(filter-out $(BLOCKS),$(wildcard tests/test_*.py))
-PARTS := part-second part-third part-first part-sixth part-rest part-fourth part-fifth
+PARTS := part-second part-third part-rest part-fourth part-first part-fifth part-sixth
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --keep-going --output-sync=target
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.
 export PYTHONDONTWRITEBYTECODE :=

@@ -91,6 +91,20 @@ def widths(rests: Floats, groups: Labels) -> dict[str, dict[str, float | None]]:
     return found
 
 
+def widest(several: Sequence[Widths]) -> dict[str, dict[str, float | None]]:
+    """Return by group and level the widest of several intervals, which holds in each case what any of them holds.
+
+    A group is that of the intervals that have it. None where one is of too few rests.
+    """
+    found: dict[str, dict[str, float | None]] = {}
+    for name in sorted({name for known in several for name in known}):
+        of_group = [known[name] for known in several if name in known]
+        for level in map(str, LEVELS):
+            halves = [half for known in of_group if (half := known[level]) is not None]
+            found.setdefault(name, {})[level] = max(halves) if len(halves) == len(of_group) else None
+    return found
+
+
 def _widths(rests: Floats) -> dict[str, float | None]:
     return {str(level): quantile(np.abs(rests), level / 100) for level in LEVELS}
 

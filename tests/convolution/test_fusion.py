@@ -28,7 +28,7 @@ from convscope.errors import InputError
         ("resnet50", 53, 53, 49),
         ("torchvision:mobilenet_v2", 52, 52, 0),
         ("densenet121", 59, 121, 59),
-        ("torchvision:vgg11_bn", 8, 8, 8),
+        pytest.param("torchvision:vgg11_bn", 8, 8, 8, marks=pytest.mark.long),
     ],
 )
 def test_a_folded_and_a_fused_model_compute_the_same(name: str, folded: int, norms: int, fused: int):

@@ -31,7 +31,7 @@ def distance(output: torch.Tensor, model: nn.Module, given: torch.Tensor) -> flo
     return relative_distance(output, model(given).double()) or 0.0
 
 
-@pytest.mark.parametrize("name", ["torchvision:resnet18", "resnet50"])
+@pytest.mark.parametrize("name", ["torchvision:resnet18", pytest.param("resnet50", marks=pytest.mark.long)])
 def test_bfloat16_differs_by_what_its_roundings_are_said_to(name: str):
     model, given = settled(name), images()
     said = rounding_error(model, given, "bfloat16")

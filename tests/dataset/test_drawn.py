@@ -97,6 +97,7 @@ def test_drawn_shapes_take_turns_with_those_of_models():
     assert {use.model for use in first.uses} == {None, "vgg16", "resnet50"}
 
 
+@pytest.mark.long
 def test_a_collection_of_drawn_shapes_names_no_network(tmp_path: Path):
     command = ["--drawn", "2", "--batch-sizes", "1", "--rounds", "2", "--device", "cpu", "--output-dir", str(tmp_path)]
     assert run_dataset.main(command) == 0

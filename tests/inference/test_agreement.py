@@ -106,7 +106,7 @@ def changed_weights(model: nn.Module, change: Callable[[nn.Module], None]) -> nn
     return changed
 
 
-@pytest.mark.parametrize("size", [1, IMAGES])
+@pytest.mark.parametrize("size", [1, pytest.param(IMAGES, marks=pytest.mark.long)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_model_in_half_precision_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: nn.Module, dtype: str, size: int

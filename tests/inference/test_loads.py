@@ -140,6 +140,7 @@ def test_a_stop_between_two_seeds_ends_the_study_without_a_row(tmp_path: Path):
     assert begun.store.read(TABLE).empty
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("resident", [False, True])
 def test_a_process_with_all_sizes_is_judged_too(tmp_path: Path, resident: bool):
     options = {**SERVER, "qps": (1000.0,), "batch_sizes": (1, 2), "resident": resident}

@@ -69,6 +69,7 @@ def test_splits_in_processes_of_their_own_have_the_same_scores(monkeypatch: pyte
     assert [*dict.fromkeys(score.split for score in two)] == ["layer", "gpu Tesla P4", "gpu Tesla T4"]
 
 
+@pytest.mark.long
 def test_a_process_that_is_ended_is_one_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(evaluation, "_of_split", ends)
     with pytest.raises(InputError, match=r"^a process was ended, .*: fewer --processes$"):

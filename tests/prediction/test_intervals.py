@@ -28,6 +28,21 @@ def test_a_group_of_few_has_the_intervals_of_all():
     assert intervals.of_rows(known, ["few"], 90) == intervals.of_rows(known, ["never seen"], 90)
 
 
+def test_the_widest_of_several_holds_in_each_of_them():
+    levels = [str(level) for level in LEVELS]
+    one = {intervals.EVERY: dict.fromkeys(levels, 0.2), "gemm": dict.fromkeys(levels, 0.1)}
+    two = {
+        intervals.EVERY: dict.fromkeys(levels, 0.3),
+        "gemm": dict.fromkeys(levels, 0.05),
+        "fft": dict.fromkeys(levels),
+    }
+    found = intervals.widest([one, two])
+    assert found[intervals.EVERY] == dict.fromkeys(levels, 0.3)
+    assert found["gemm"] == dict.fromkeys(levels, 0.1)
+    assert found["fft"] == dict.fromkeys(levels)
+    assert intervals.widest([one]) == one
+
+
 def test_a_quantile_counts_the_case_to_come():
     sizes = np.array([1.0, 2.0, 3.0, 4.0])
     assert intervals.quantile(sizes, 0.5) == 3.0  # of five places the third

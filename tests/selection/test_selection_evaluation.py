@@ -97,6 +97,7 @@ def test_the_prediction_of_a_layer_does_not_rest_on_its_times():
     assert by[MEASURED_BEYOND].mean_pct < 5
 
 
+@pytest.mark.long
 def test_the_same_samples_in_another_order_have_the_same_regrets(found: dict[str, Regret]):
     mixed = FRAME.sample(frac=1, random_state=3)
     again = evaluation.regrets(mixed, Question(level=90))
@@ -155,6 +156,7 @@ def test_the_sum_of_a_model_is_over_all_its_calls_where_every_one_is_judged():
     assert {each.models for each in evaluation.regrets(some, Question(level=90, calls=more))} == {0}
 
 
+@pytest.mark.long
 def test_choices_of_others_are_judged_where_there_are_any(found: dict[str, Regret]):
     searched = FRAME[FRAME["algorithm"] == "winograd"].assign(algorithm="torch benchmark").iloc[::2]
     by = {each.by: each for each in evaluation.regrets(pd.concat([FRAME, searched]), Question(level=90))}

@@ -15,6 +15,7 @@ LIGHT = ("--warmup", "1", "--measure", "1", "--no-energy", "--input-range", "64"
 BRIEF = ("--warmup", "1", "--measure", "10", "--no-energy", "--input-range", "64", "163")
 LONG = ("--warmup", "1", "--measure", "100", "--no-energy", "--input-range", "64", "163")
 LIMITED = ("torchvision:squeezenet1_1", "torch", "cpu")
+BY_HAND = ("alexnet", "direct", "cpu")
 FORTY = ("--num-sizes", "40")
 UNDISTURBED = "undisturbed"
 CODE = """
@@ -87,7 +88,7 @@ def _limit(cluster: Cluster, job: str, minutes: int) -> None:
 
 def _by_hand(cluster: Cluster) -> list[str]:
     command = ("sbatch", "--parsable", "--gres=none")
-    names = (*LIMITED, *LIGHT)
+    names = (*BY_HAND, *LIGHT)
     first = cluster.call(*command, "1_sanity_check.sh", *names).stdout.strip()
     second = cluster.call(*command, f"--dependency=afterok:{first}", "2_quick_sweep.sh", *names).stdout.strip()
     return [first, second]

@@ -8,7 +8,7 @@ import subprocess
 import pandas as pd
 import pytest
 from slurm_cluster import LARGEST_ARRAY, Cluster
-from slurm_flows import LIGHT, LIMITED, Flows
+from slurm_flows import BY_HAND, LIGHT, Flows
 
 pytestmark = pytest.mark.long
 
@@ -29,7 +29,7 @@ def test_stages_given_to_sbatch_by_hand_run_and_stand_in_the_status(
 ):
     assert [cluster.wait(job) for job in flows.by_hand] == ["COMPLETED"] * 2
     table = cluster.call("./check_status.sh").stdout
-    assert re.search(r"^torchvision:squeezenet1_1, torch, cpu +done 1/1 +done 10/10 ", table, re.MULTILINE)
+    assert re.search(r"^alexnet, direct, cpu +done 1/1 +done 10/10 ", table, re.MULTILINE)
     with capsys.disabled():
         print(f"\n{table}")
 
@@ -151,11 +151,11 @@ def test_a_chain_whose_last_stage_is_refused_leaves_no_job_no_folder_and_no_row(
 
 def test_a_chain_of_a_later_stage_submits_an_earlier_one_only_where_it_is_missing(cluster: Cluster, flows: Flows):
     cluster.wait(flows.by_hand[1])
-    chain = ("./2_quick_sweep.sh", "--chain", *LIMITED)
+    chain = ("./2_quick_sweep.sh", "--chain", *BY_HAND)
     done = cluster.call(*chain, *LIGHT, SBATCH_PARTITION="closed")
     assert [line.split(":")[0] for line in done.stdout.splitlines()[:-1]] == ["3_full"]
     other = cluster.call(*chain, *LIGHT, "--seed", "1", SBATCH_PARTITION="closed")
     assert other.returncode == 2
     assert "holds a run with other settings (seed 0, now 1)" in other.stderr
     other = cluster.call(*chain, *LIGHT, "--batch-size", "2", "--dry-run")
-    assert "squeezenet1_1_torch_cpu_b2" in other.stdout
+    assert "alexnet_direct_cpu_b2" in other.stdout

@@ -56,6 +56,7 @@ def test_a_sweep_leaves_its_tables_plots_and_summaries(folder: Path):
     assert (folder / "summary.txt").read_text().count("top operations") == 2
 
 
+@pytest.mark.long
 def test_the_operators_of_a_cell_have_all_of_its_time(folder: Path):
     operators = pd.read_csv(folder / "operators.csv")
     shares = operators.groupby("batch_size")["share_pct"].sum()

@@ -121,6 +121,7 @@ def judged(**rounds_ms: Sequence[float]) -> dict[str, choice.PassRow]:
     return {row.convolutions_by: row for row in choice.pass_rows(ModelKey("alexnet", 64, 1, "fp32"), run(), passes)}
 
 
+@pytest.mark.long
 def test_the_interval_of_a_total_covers_the_truth_where_a_round_has_an_error_that_all_layers_share():
     """53 layers, each 2 µs slower; a clock error for each round, a calibration error for each capture."""
     drawn, covered, draws = np.random.default_rng(5), 0, 2000
