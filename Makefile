@@ -4,16 +4,15 @@ VENV := .venv
 CUDA12 := .venv-cuda12
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# The tests run in seven parts, some at a time, first those that wait most; each on one thread, for threads of two processes
-# on the same cores wait for each other (where a test asks for two, they sleep). Folders are divided so that all end at about
-# the same time. A part's output comes when it has ended; all are run, whichever fails.
+# The tests run in seven parts, some at a time, the longest first; each on one thread, for threads of two processes on the
+# same cores wait for each other (where a test asks for two, they sleep). A part's output comes when it has ended; all are
+# run, whichever fails.
 FIRST := $(addprefix tests/,slurm verification report)
 SECOND := $(addprefix tests/,storage selection training cli conv3d)
 THIRD := tests/kernels
 FOURTH := $(addprefix tests/,prediction dataset cluster)
 FIFTH := tests/inference
-BLOCKS := tests/test_shell_blocks.py
-SIXTH := $(filter-out $(BLOCKS),$(wildcard tests/test_*.py))
+SIXTH := $(filter-out tests/test_shell_blocks.py,$(wildcard tests/test_*.py))
 PARTS := part-second part-third part-rest part-fourth part-first part-fifth part-sixth
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --keep-going --output-sync=target
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.

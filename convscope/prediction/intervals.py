@@ -91,11 +91,14 @@ def widths(rests: Floats, groups: Labels) -> dict[str, dict[str, float | None]]:
     return found
 
 
-def widest(several: Sequence[Widths]) -> dict[str, dict[str, float | None]]:
-    """Return by group and level the widest of several intervals, which holds in each case what any of them holds.
+def widest(rests: Floats, groups: Labels, parts: Labels) -> dict[str, dict[str, float | None]]:
+    """Return widths as `widths` does, each the widest of those that the rests of one part alone give.
 
-    A group is that of the intervals that have it. None where one is of too few rests.
+    So they hold in whichever part a case is of. A group's are of the parts where it has intervals of itself; None where
+    one of these has too few rests.
     """
+    masks = [parts == part for part in np.unique(parts.astype(str))]
+    several = [widths(rests[mask], groups[mask]) for mask in masks]
     found: dict[str, dict[str, float | None]] = {}
     for name in sorted({name for known in several for name in known}):
         of_group = [known[name] for known in several if name in known]

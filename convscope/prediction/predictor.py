@@ -297,7 +297,7 @@ def _fitted(
     names, scale = frame["algorithm"].to_numpy(dtype=object), growth.at(far)
     # Work beyond either end of the learned sizes may be asked for, and errors at one end are larger.
     ends = splits.labels(frame, unit)[asked] if unit == "size" else np.full(int(asked.sum()), unit)
-    widths = _widths((missed / scale)[asked], names[asked], ends)
+    widths = intervals.widest((missed / scale)[asked], names[asked], ends)
     pairs = _pairs(frame[asked], missed[asked], scale[asked])
     half = intervals.of_rows(widths, list(names), ADDED_LEVEL)
     halves = [half * growth.at(each) for each in far_models]
@@ -307,12 +307,6 @@ def _fitted(
     )
     of_all = np.where(np.isnan(missed), fitted.rests, missed)  # what is in no part is of no kind of network
     return made, given.roofline_ms * np.exp(wanted - of_all)
-
-
-def _widths(rests: Floats, names: splits.Labels, ends: splits.Labels) -> dict[str, dict[str, float | None]]:
-    """Return the widths of intervals, the widest of those of the samples that have one label alone."""
-    parts = [ends == end for end in np.unique(ends.astype(str))]
-    return intervals.widest([intervals.widths(rests[part], names[part]) for part in parts])
 
 
 def _both(share: float, trees: Floats, smooth: Floats) -> Floats:

@@ -28,19 +28,21 @@ def test_a_group_of_few_has_the_intervals_of_all():
     assert intervals.of_rows(known, ["few"], 90) == intervals.of_rows(known, ["never seen"], 90)
 
 
-def test_the_widest_of_several_holds_in_each_of_them():
-    levels = [str(level) for level in LEVELS]
-    one = {intervals.EVERY: dict.fromkeys(levels, 0.2), "gemm": dict.fromkeys(levels, 0.1)}
-    two = {
-        intervals.EVERY: dict.fromkeys(levels, 0.3),
-        "gemm": dict.fromkeys(levels, 0.05),
-        "fft": dict.fromkeys(levels),
-    }
-    found = intervals.widest([one, two])
-    assert found[intervals.EVERY] == dict.fromkeys(levels, 0.3)
-    assert found["gemm"] == dict.fromkeys(levels, 0.1)
-    assert found["fft"] == dict.fromkeys(levels)
-    assert intervals.widest([one]) == one
+def test_the_widest_of_several_parts_holds_in_each_of_them():
+    rests, groups = np.repeat([0.1, 0.4], [120, 80]), np.full(200, "gemm", dtype=object)
+    groups[:60] = "fft"
+    ends = np.repeat(["smallest", "largest"], [120, 80]).astype(object)
+    found, pooled = intervals.widest(rests, groups, ends), intervals.widths(rests, groups)
+    assert [found[name]["50"] for name in (intervals.EVERY, "gemm", "fft")] == [0.4, 0.4, 0.1]
+    assert pooled[intervals.EVERY]["50"] == 0.1
+    assert intervals.widest(rests, groups, np.full(200, "one")) == pooled
+
+
+def test_a_part_of_too_few_gives_intervals_without_ends():
+    rests, groups = np.full(104, 0.1), np.full(104, "gemm", dtype=object)
+    found = intervals.widest(rests, groups, np.repeat(["many", "few"], [100, 4]).astype(object))
+    assert found[intervals.EVERY]["95"] is None
+    assert found[intervals.EVERY]["50"] == found["gemm"]["95"] == 0.1
 
 
 def test_a_quantile_counts_the_case_to_come():

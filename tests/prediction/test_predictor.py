@@ -210,13 +210,6 @@ def test_intervals_are_learned_from_what_was_held_out_as_what_is_asked_for(
     assert counts[: len(parts)] == [part.sum() for part in parts]
 
 
-def test_intervals_of_sizes_hold_at_the_end_where_errors_are_larger():
-    rests, names = np.repeat([0.1, 0.4], [120, 80]), np.full(200, "gemm", dtype=object)
-    ends = np.repeat(["smallest", "largest"], [120, 80]).astype(object)
-    widths, pooled = predictor._widths(rests, names, ends), predictor._widths(rests, names, np.full(200, ""))
-    assert widths["gemm"]["50"] == 0.4 > pooled["gemm"]["50"]
-
-
 def test_what_is_of_no_kind_of_network_is_learned_and_intervals_are_of_the_others(monkeypatch: pytest.MonkeyPatch):
     frame = samples(120, *CARDS, noise=0.05, algorithms=("gemm",))
     is_drawn = frame["in_channels"] == 64
