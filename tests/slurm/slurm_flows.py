@@ -14,8 +14,8 @@ from slurm_cluster import Cluster
 LIGHT = ("--warmup", "1", "--measure", "1", "--no-energy", "--input-range", "64", "163")
 BRIEF = ("--warmup", "1", "--measure", "10", "--no-energy", "--input-range", "64", "163")
 LONG = ("--warmup", "1", "--measure", "100", "--no-energy", "--input-range", "64", "163")
-LIMITED = ("torchvision:squeezenet1_1", "torch", "cpu")
-BY_HAND = ("alexnet", "direct", "cpu")
+BY_HAND = ("torchvision:squeezenet1_1", "torch", "cpu")
+LIMITED, SIBLING, OUTLASTING = 4, 5, 6  # widths of slow models
 FORTY = ("--num-sizes", "40")
 UNDISTURBED = "undisturbed"
 CODE = """
@@ -25,6 +25,19 @@ def make(width=4):
     return nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU(), nn.Conv2d(width, 4, 3))
 """
 """A user's file with a model of two layers."""
+SLOW = """
+import time
+from torch import nn
+
+class Slow(nn.Sequential):
+    def forward(self, x):
+        time.sleep(0.1)
+        return super().forward(x)
+
+def make(width):
+    return Slow(nn.Conv2d(3, width, 3), nn.ReLU(), nn.Conv2d(width, 4, 3))
+"""
+"""A user's file with a model that takes two seconds a size with BRIEF, and computes little."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,13 @@ class Limited:
     undisturbed: subprocess.Popen[bytes]
 
 
+def slow(cluster: Cluster, width: int) -> tuple[tuple[str, str, str], Path]:
+    """Return what names a combination of a model that takes time, and its folder of the last stage, for each width."""
+    (cluster.project / "slow.py").write_text(SLOW)
+    names = f"slow.py:make,width={width}", "torch", "cpu"
+    return names, cluster.results("3_full", f"slow.py_make_width_{width}_torch_cpu")
+
+
 def submitted(cluster: Cluster) -> Flows:
     """Submit what takes time."""
     chain = cluster.submit("./1_sanity_check.sh", "--chain", "alexnet", "torch", "cpu", *LIGHT)
@@ -60,20 +80,26 @@ def limited_job(cluster: Cluster) -> Iterator[Limited]:
     SLURM looks at time limits every 30 s. The limit comes down to within the warning's reach when the first sizes are
     there, and goes up again after one restart, which is enough to see.
     """
-    siblings = (("torchvision:squeezenet1_0", "torch", "cpu"), ("torchvision:mobilenet_v3_small", "torch", "cpu"))
+    at_limit, folder = slow(cluster, LIMITED)
+    siblings = ("torchvision:squeezenet1_0", "torch", "cpu"), slow(cluster, SIBLING)[0]
     _foreign_table(cluster.results("3_full", "squeezenet1_0_torch_cpu"))
     matrix = cluster.project / "one at its limit.tsv"
-    matrix.write_text("".join("\t".join(names) + "\n" for names in (*siblings, LIMITED)))
-    flags = ("--matrix", matrix.name, *FORTY, *LONG)
+    matrix.write_text("".join("\t".join(names) + "\n" for names in (*siblings, at_limit)))
+    flags = ("--matrix", matrix.name, *FORTY, *BRIEF)
     (array,) = cluster.submit("./3_full_run.sh", *flags, SBATCH_TIMELIMIT="30", SBATCH_SIGNAL="USR2@95")
     failed, running, limited = (f"{array}_{task}" for task in range(3))
-    with _undisturbed(cluster) as undisturbed:
-        overall = cluster.results("3_full", "squeezenet1_1_torch_cpu") / "squeezenet1_1_torch_overall.csv"
-        cluster.until(lambda: overall.exists() and overall.read_text().count("\n") > 2, "the first sizes")
+    with _undisturbed(cluster, *at_limit) as undisturbed:
+        cluster.until(lambda: rows(folder) > 1, "the first sizes")
         _limit(cluster, limited, 1 + (_runtime_s(cluster, limited) + 35) // 60)  # ends in 35 to 95 s
         cluster.until(lambda: cluster.job(limited)["Restarts"] == "1", "the first restart")
         _limit(cluster, limited, 30)
         yield Limited(limited, failed, running, undisturbed)
+
+
+def rows(folder: Path) -> int:
+    """Return how many sizes a folder has, 0 before the first."""
+    tables = list(folder.glob("*_overall.csv"))
+    return max(0, len(tables[0].read_text().splitlines()) - 1) if tables else 0
 
 
 def _runtime_s(cluster: Cluster, job: str) -> int:
@@ -115,8 +141,7 @@ def _gated(cluster: Cluster) -> list[str]:
     return cluster.submit("./1_sanity_check.sh", "--chain", "--matrix", matrix.name, "cpu", *LIGHT)
 
 
-def _undisturbed(cluster: Cluster) -> subprocess.Popen[bytes]:
-    model, algorithm, device = LIMITED
+def _undisturbed(cluster: Cluster, model: str, algorithm: str, device: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "run_profile.py", "--model", model, "--algorithm", algorithm, "--device", device]
     return subprocess.Popen(
         [*command, *FORTY, *LIGHT, "--output-dir", UNDISTURBED],

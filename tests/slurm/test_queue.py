@@ -29,7 +29,7 @@ def test_stages_given_to_sbatch_by_hand_run_and_stand_in_the_status(
 ):
     assert [cluster.wait(job) for job in flows.by_hand] == ["COMPLETED"] * 2
     table = cluster.call("./check_status.sh").stdout
-    assert re.search(r"^alexnet, direct, cpu +done 1/1 +done 10/10 ", table, re.MULTILINE)
+    assert re.search(r"^torchvision:squeezenet1_1, torch, cpu +done 1/1 +done 10/10 ", table, re.MULTILINE)
     with capsys.disabled():
         print(f"\n{table}")
 
@@ -158,4 +158,4 @@ def test_a_chain_of_a_later_stage_submits_an_earlier_one_only_where_it_is_missin
     assert other.returncode == 2
     assert "holds a run with other settings (seed 0, now 1)" in other.stderr
     other = cluster.call(*chain, *LIGHT, "--batch-size", "2", "--dry-run")
-    assert "alexnet_direct_cpu_b2" in other.stdout
+    assert "squeezenet1_1_torch_cpu_b2" in other.stdout

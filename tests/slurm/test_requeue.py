@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from slurm_cluster import Cluster
-from slurm_flows import BRIEF, LONG, UNDISTURBED, Flows, Limited
+from slurm_flows import BRIEF, LIMITED, LONG, OUTLASTING, SIBLING, UNDISTURBED, Flows, Limited, rows, slow
 
 from convscope.cluster import history
 from convscope.storage.paths import Combination, now_utc
@@ -18,12 +18,6 @@ from convscope.storage.paths import Combination, now_utc
 pytestmark = pytest.mark.long
 
 HOSTILE = "a \"b\" 'c'; $(touch owned) `touch owned` \\ *"
-
-
-def rows(folder: Path) -> int:
-    """Return how many sizes a folder has, 0 before the first."""
-    tables = list(folder.glob("*_overall.csv"))
-    return max(0, len(tables[0].read_text().splitlines()) - 1) if tables else 0
 
 
 def more_rows(cluster: Cluster, folder: Path) -> None:
@@ -51,7 +45,7 @@ def keys(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return what tells the rows of the two tables apart, in order."""
     overall, layers = ["model", "algorithm", "input_size"], ["model", "algorithm", "input_size", "position", "layer"]
     by_name = {"overall": overall, "layers": layers}
-    tables = (pd.read_csv(folder / f"squeezenet1_1_torch_{name}.csv")[columns] for name, columns in by_name.items())
+    tables = (pd.read_csv(*folder.glob(f"*_{name}.csv"))[columns] for name, columns in by_name.items())
     first, second = (table.sort_values(list(table.columns), ignore_index=True) for table in tables)
     return first, second
 
@@ -73,21 +67,20 @@ def test_the_siblings_of_a_task_at_its_time_limit_are_not_started_again(cluster:
     assert siblings[0]["JobState"] == "FAILED"
     assert siblings[1]["JobState"] in ("RUNNING", "COMPLETED")
     assert events(cluster.results("3_full", "squeezenet1_0_torch_cpu")) == ["ended 2", "started", "submitted"]
-    running = cluster.results("3_full", "mobilenet_v3_small_torch_cpu")
+    running = slow(cluster, SIBLING)[1]
     assert [event for event in events(running) if event != "ended 0"] == ["started", "submitted"]
     cluster.call("scancel", limited.running_sibling)
 
 
 def test_a_job_begins_no_size_that_would_outlast_it(cluster: Cluster):
-    names = ("torchvision:mnasnet1_0", "torch", "cpu", *LONG, "--num-sizes", "100")
+    names, folder = slow(cluster, OUTLASTING)
     # URG, which no program answers: USR2 may come a minute early, and then it is the signal that stops the run.
     late = {"SBATCH_TIMELIMIT": "2", "SBATCH_SIGNAL": "URG@1", "PATH": with_late_scontrol(cluster)}
-    (job,) = cluster.submit("./3_full_run.sh", *names, **late)
-    folder = cluster.results("3_full", "mnasnet1_0_torch_cpu")
+    (job,) = cluster.submit("./3_full_run.sh", *names, *BRIEF, "--num-sizes", "100", **late)
     restarted(cluster, job, 1)
-    said = (folder / f"3_full_mnasnet1_0_torch_cpu_{job}.err").read_text().splitlines()
+    said = (folder / f"3_full_{folder.name}_{job}.err").read_text().splitlines()
     cluster.call("scancel", job)  # what has begun once more, and is ended by this, says so, too
-    log = (folder / f"3_full_mnasnet1_0_torch_cpu_{job}.out").read_text()
+    log = (folder / f"3_full_{folder.name}_{job}.out").read_text()
     assert re.search(r"^not begun: \d+ px takes about \d+ s, and the job ends in \d+ s$", log, re.MULTILINE)
     assert "stopped before the job ends" in log
     assert events(folder) in (["requeued", *more, "submitted"] for more in (["started"], ["started", "started"]))
@@ -170,7 +163,7 @@ def test_a_job_that_slurm_takes_back_goes_on_and_once_cancelled_stays_so(cluster
 
 
 def test_a_job_at_its_time_limit_goes_on_later_with_no_row_lost_or_doubled(cluster: Cluster, limited: Limited):
-    folder = cluster.results("3_full", "squeezenet1_1_torch_cpu")
+    folder = slow(cluster, LIMITED)[1]
     assert cluster.wait(limited.job, timeout_s=480) == "COMPLETED"
     assert events(folder) == sorted(["submitted", "started", "requeued", "started", "ended 0"])
     assert "sizes are in" in next(folder.glob("*.out")).read_text()  # what the second run found of the first

@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 
 import pytest
-import torch
-
-from convscope.cudnn.shape import Convolution
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     collect_ignore_glob = ["*"]
@@ -127,18 +124,15 @@ def operands_checked_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def filters_packed_once() -> Iterator[None]:
-    """Have the same filters packed once for 3-D kernels: most programs of a small convolution only fill padding."""
+def filters_packed_by_pytorch() -> Iterator[None]:
+    """Have PyTorch pack filters for 3-D kernels: most programs of a small convolution only fill padding.
+
+    Tests of the kernel that packs them take it from its module before.
+    """
+    from fakes import packing
+
     from convscope.kernels.conv3d.copies import filters
 
-    kept: dict[tuple[object, ...], torch.Tensor] = {}
-    pack = filters.pack
-
-    def packed_once(weight: torch.Tensor, shape: Convolution, run: int = 1) -> torch.Tensor:
-        values = weight.clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().tobytes()
-        key = shape, run, weight.stride(), values
-        return kept[key] if key in kept else kept.setdefault(key, pack(weight, shape, run))
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(filters, "pack", packed_once)
+        patched.setattr(filters, "pack", packing.packed)
         yield

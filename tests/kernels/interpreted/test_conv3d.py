@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import packing
 
 from convscope.cudnn.shape import Convolution
 from convscope.kernels import tf32
 from convscope.kernels.conv3d import FMA_ONLY, PLANAR_ONLY, catalogue, layout
-from convscope.kernels.conv3d.copies import filters as packed_filters
 from convscope.kernels.conv3d.copies import inputs
+from convscope.kernels.conv3d.copies.filters import pack
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.tuned import boxes as of_boxes
 from convscope.kernels.conv3d.tuned import candidates
@@ -206,21 +207,6 @@ def test_the_copy_engine_reads_pixels_at_a_stride_where_they_lie_if_phases_are_a
         assert error("gemm", shape, _BY_VARIANT[variant]) < 1e-3
 
 
-def packed_as_said(weight: torch.Tensor, shape: Convolution, run: int) -> torch.Tensor:
-    """Return filters as `filters.pack` says, put there one by one."""
-    seen, kernel = layout.problem(shape, run), shape.weight[2:]
-    rounded = tf32.rounded(weight) if layout.rounds(shape) else weight
-    rows = torch.zeros(seen.groups, -(-seen.filters // 128) * 128, seen.taps, seen.channels, dtype=weight.dtype)
-    for k, c, r, s, t in itertools.product(*map(range, shape.weight)):
-        group, of_group = divmod(k, shape.weight[0] // shape.groups)
-        for output in range(run):
-            tap, term = (r * kernel[1] + s) * kernel[2] + t, c
-            if seen.folded:
-                tap, term = r * kernel[1] + s, (t + output * shape.stride[2]) * seen.copied + c
-            rows[group, of_group * run + output, tap, term] = rounded[k, c, r, s, t]
-    return rows.flatten(2)
-
-
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last_3d], ids=["planar", "last"])
 @pytest.mark.parametrize("options", [{"math": "tf32"}, {"dtype": "float16"}], ids=["tf32", "float16"])
 @pytest.mark.parametrize(
@@ -237,15 +223,15 @@ def packed_as_said(weight: torch.Tensor, shape: Convolution, run: int) -> torch.
     ids=str,
 )
 def test_filters_are_packed_as_kernels_read_them(
-    sizes: dict[str, Any], options: dict[str, Any], memory: torch.memory_format
+    sizes: dict[str, Any], options: dict[str, Any], memory: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(layout, "FILTERS_PADDED", 32)  # each of them is a program
     shape = convolution(**sizes, **options)
     torch.manual_seed(0)
     weight = torch.randn(shape.weight).to(getattr(torch, shape.dtype)).contiguous(memory_format=memory)
     weight[0, 0, 0, 0, 0] = torch.inf
     for run in layout.runs(shape):
-        found = packed_filters.pack(weight, shape, run)
-        assert torch.equal(found, packed_as_said(weight, shape, run))
+        assert torch.equal(pack(weight, shape, run), packing.packed(weight, shape, run))
 
 
 def test_filters_are_packed_from_any_memory():
@@ -256,7 +242,7 @@ def test_filters_are_packed_from_any_memory():
     assert transposed.stride()[-1] != 1  # of an extent of 1 it means nothing
     parts = torch.randn(4, 16, 3, 5, 5)[..., 1:2, 2:3], torch.randn(8, 32, 3, 1, 1)[::2, 1::2]
     for weight in (transposed, *parts):
-        assert torch.equal(packed_filters.pack(weight, shape), packed_as_said(weight, shape, 1))
+        assert torch.equal(pack(weight, shape), packing.packed(weight, shape))
 
 
 def test_kernels_for_ncdhw_say_so():
