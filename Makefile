@@ -73,7 +73,7 @@ resolve: $(READY)  ## the pins fit together on every Python that the project is 
 	done; done
 
 cuda12: $(CUDA12)/.ready  ## the tests of what depends on PyTorch and cuDNN, with the pins for CUDA 12, in an environment of its own
-	OMP_NUM_THREADS=1 $(CUDA12)/bin/python -m pytest $(addprefix tests/,cudnn convolution timing pinning profiling)
+	OMP_NUM_THREADS=1 $(CUDA12)/bin/python -m pytest $(addprefix tests/,cudnn convolution timing pinning profiling/test_run_profile.py profiling/test_sweep.py)
 
 $(CUDA12)/.ready: $(READY) pyproject.toml setup.py constraints-cuda12.txt
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(CUDA12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import re
 import sys
@@ -199,6 +200,7 @@ def prose(path: Path) -> str:
     return re.sub(r"`[^`\n]*`", "`code`", re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL))
 
 
+@functools.cache
 def anchors(path: Path) -> Counter[str]:
     """Return the anchors of a document's headings by GitHub's rule."""
     text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -207,6 +209,7 @@ def anchors(path: Path) -> Counter[str]:
     return Counter(re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain)
 
 
+@functools.cache
 def anchors_of_the_site(path: Path) -> set[str]:
     """Return the anchors of a page's headings as MkDocs gives them."""
     settings = {"toc": {"slugify": slugify(case="lower")}}  # as in mkdocs.yml

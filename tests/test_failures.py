@@ -359,13 +359,13 @@ print(*seen)
 def test_host_memory_does_not_grow_from_size_to_size(tmp_path: Path):
     """Larger images take more: so from sweep to sweep over the same sizes, after one that takes what all need.
 
-    The allocator takes some megabytes once, at any time, and gives some back; what grows from size to size grows over
-    all sweeps, and over the last of them as well.
+    The allocator takes some megabytes once, most of them in the first two sweeps, and gives some back; what grows from
+    size to size grows over all sweeps, and over the last of them as well.
     """
-    count, folders = 100, [str(tmp_path / str(sweep)) for sweep in range(6)]
+    count, folders = 60, [str(tmp_path / str(sweep)) for sweep in range(6)]
     command = [sys.executable, "-c", GROWTH, str(ROOT), str(count), *folders]
     seen = [int(each) for each in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
-    _, *means = [sum(seen[at : at + count]) / count for at in range(0, len(folders) * count, count)]
+    _, _, *means = [sum(seen[at : at + count]) / count for at in range(0, len(folders) * count, count)]
     grown = min((means[-1] - means[since]) / (len(means) - 1 - since) for since in (0, 2))
     assert grown < count * 20_000, f"{grown / 1e6:.2f} MB in {count} sizes"
 

@@ -42,7 +42,6 @@ def allowed(model: nn.Module, dtype: str, side_px: int = SIDE_PX) -> float:
         "torchvision:convnext_tiny",
         pytest.param("torchvision:swin_t", marks=pytest.mark.long),
         pytest.param("torchvision:vit_b_32", marks=pytest.mark.long),
-        pytest.param("resnet152", marks=pytest.mark.long),
         pytest.param("densenet121", marks=pytest.mark.long),
     ],
 )

@@ -30,8 +30,7 @@ def drawn(size: tuple[int, ...], dtype: str = "float32") -> torch.Tensor:
     return x.to(getattr(torch, dtype)).contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("kind", ["", "silu"])
+@pytest.mark.parametrize(("kind", "dtype"), [("", "float16"), ("silu", "float32")])
 @pytest.mark.parametrize("many", [1, 2**30])
 @pytest.mark.parametrize("case", CASES)
 def test_a_depthwise_convolution_is_pytorchs(
