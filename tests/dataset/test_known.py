@@ -69,6 +69,7 @@ def test_what_an_earlier_version_timed_otherwise_is_not_known(tmp_path: Path):
     assert known.shapes([tmp_path / "known.csv"], None) == {("fp32", KEYS[0])}
 
 
+@pytest.mark.long
 def test_what_is_known_is_counted_and_the_others_are_measured(
     timed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

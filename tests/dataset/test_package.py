@@ -217,6 +217,7 @@ def test_a_data_set_is_packaged_again_with_more_runs(data: Path, tmp_path: Path)
 class TestStandards:
     """The documents by the tools of their standards, which read the data too."""
 
+    @pytest.mark.long
     def test_the_document_and_its_data_are_valid(self, library: str, data: Path):
         done = standards.judged(library, data)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -154,6 +154,7 @@ def test_each_card_and_family_of_kernels_has_a_file_of_its_own(monkeypatch: pyte
     assert {file.parent for file in files} == {tmp_path / "convscope"}
 
 
+@pytest.mark.long
 def test_a_user_without_a_passwd_entry_and_a_home_can_measure_and_ask_the_queue():
     namespace = ["unshare", "--user", "--map-user=54321", "env", "-i", f"PATH={os.environ['PATH']}"]
     if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:

@@ -39,7 +39,7 @@ def test_the_energy_of_replays_is_within_its_uncertainty_however_long_they_are(
     assert share(covered, 30) >= 0.9
 
 
-@pytest.mark.parametrize("pass_s", [0.002, 0.03, 0.2])
+@pytest.mark.parametrize("pass_s", [0.03, *(pytest.param(each, marks=pytest.mark.long) for each in (0.002, 0.2))])
 def test_the_uncertainty_holds_in_95_of_100_draws(pass_s: float):
     drawn = [drawn_energy(pass_s, seed) for seed in range(100)]
     assert all(energy.found for energy in drawn)

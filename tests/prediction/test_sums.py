@@ -162,6 +162,7 @@ def test_a_shape_that_samples_name_after_another_model_counts():
     assert held_out.of_models(frame, [], "mean_ms").empty
 
 
+@pytest.mark.long
 def test_the_interval_is_learned_from_whole_passes_where_their_calls_are_known():
     """Each half of a pass was measured in a run of its own; errors of its layers cancel out less than those of all."""
     frame = of_models(30, APART)

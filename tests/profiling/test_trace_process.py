@@ -70,6 +70,7 @@ def test_a_run_that_cannot_begin_says_why_and_the_next_one_is_traced(traced: Tra
     assert traced.trace(64, {}) == ([], trace.CPU_REASON)
 
 
+@pytest.mark.long
 def test_what_is_prepared_is_waited_for_once_and_a_trace_follows(traced: TraceProcess):
     traced.prepare(64, {})
     for _ in range(2):

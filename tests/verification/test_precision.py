@@ -67,7 +67,9 @@ def test_a_deep_model_may_err_as_far_as_its_roundings_alone_move_it():
     assert failed(dataclasses.replace(far, moved=0.004)) != []
 
 
-@pytest.mark.parametrize(("dtype", "layout"), [("bfloat16", "nchw"), ("float16", "nhwc")])
+@pytest.mark.parametrize(
+    ("dtype", "layout"), [pytest.param("bfloat16", "nchw", marks=pytest.mark.long), ("float16", "nhwc")]
+)
 def test_evidence_is_gathered_in_16_bits_and_channels_last(dtype: str, layout: str):
     with open_subject(made("torchvision:resnet18", dtype=dtype, layout=layout)) as subject:
         assert subject.inputs[0].dtype == getattr(torch, dtype)
