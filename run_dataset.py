@@ -27,12 +27,28 @@ NAME = "run_dataset.py"
 
 def parser() -> OneLineParser:
     """Return the command line."""
-    from convscope.dataset.collect.drawn import KINDS
+    examples = "--list", "--models resnet50 vgg16 --sizes 224 --budget-minutes 60"
+    made = OneLineParser(prog=NAME, description=__doc__, examples=examples)
+    _add_shapes(made)
+    _add_measuring(made)
+    _add_choice(made)
+    made.add_argument(
+        "--list", action="store_true", help="print how much is measured and how much is left; needs no GPU"
+    )
+    made.add_argument("--json", action="store_true", help="with --list: print JSON, for programs")
+    made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    made.add_argument("--seed", type=int, default=0, help="of the order in which models and sizes come")
+    folder = "default results/dataset/<gpu>, with --part results/dataset/<gpu>_part<I>of<N>"
+    made.add_argument("--output-dir", metavar="DIR", help=folder)
+    made.add_take_over()
+    return made
+
+
+def _add_shapes(made: OneLineParser) -> None:
+    """Add how long to measure, and which models, sizes and settings."""
     from convscope.dataset.collect.request import FAMILIES, SETTINGS, SIZES
 
     count = sum(map(len, FAMILIES.values()))
-    examples = "--list", "--models resnet50 vgg16 --sizes 224 --budget-minutes 60"
-    made = OneLineParser(prog=NAME, description=__doc__, examples=examples)
     budget = "begin no group that would end after N minutes, but for those that are begun together at first"
     made.add_argument("--budget-minutes", type=float, metavar="N", help=budget)
     models = f"default {count} models of {len(FAMILIES)} kinds"
@@ -41,6 +57,10 @@ def parser() -> OneLineParser:
     made.add_argument("--sizes", nargs="+", type=int, metavar="PX", help=sizes)
     made.add_argument("--batch-sizes", nargs="+", type=int, metavar="N", help="default 1 8 32")
     made.add_argument("--settings", nargs="+", metavar="NAME", help=f"default {' '.join(SETTINGS)}; on a CPU fp32")
+
+
+def _add_measuring(made: OneLineParser) -> None:
+    """Add what is measured of a shape, and how."""
     made.add_argument("--first", type=int, default=4, metavar="N", help="plans of each heuristic, default 4")
     made.add_argument("--rounds", type=int, default=5, metavar="N", help="placements in memory, default 5")
     energy = "measure the energy of every Nth group, of six shapes; default 8 on a GPU, 0 is none"
@@ -48,6 +68,12 @@ def parser() -> OneLineParser:
     made.add_argument("--group-shapes", type=int, metavar="N", help="shapes that are measured together at most")
     processes = "groups under way at once, one of them timed; default 1 for each 16 GiB of a GPU, at most 4"
     made.add_argument("--processes", type=int, metavar="N", help=processes)
+
+
+def _add_choice(made: OneLineParser) -> None:
+    """Add which shapes are measured beside those of models, or in place of them."""
+    from convscope.dataset.collect.drawn import KINDS
+
     drawn = "N convolutions that no model has, drawn over the range of networks'; no models then but those of --models"
     made.add_argument("--drawn", type=int, default=0, metavar="N", help=drawn)
     kinds = f"kinds of convolutions that --drawn takes, default all: {' '.join(KINDS)}"
@@ -60,16 +86,6 @@ def parser() -> OneLineParser:
     made.add_argument("--known", nargs="+", type=Path, default=[], metavar="FILE", help=known)
     renewed = "measure again what earlier versions timed in these samples of this device; no models and no sizes then"
     made.add_argument("--renew", nargs="+", type=Path, default=[], metavar="FILE", help=renewed)
-    made.add_argument(
-        "--list", action="store_true", help="print how much is measured and how much is left; needs no GPU"
-    )
-    made.add_argument("--json", action="store_true", help="with --list: print JSON, for programs")
-    made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    made.add_argument("--seed", type=int, default=0, help="of the order in which models and sizes come")
-    folder = "default results/dataset/<gpu>, with --part results/dataset/<gpu>_part<I>of<N>"
-    made.add_argument("--output-dir", metavar="DIR", help=folder)
-    made.add_take_over()
-    return made
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -162,9 +162,17 @@ def frame(form: Table, kept: Sequence[Mapping[str, object]], texts: Collection[s
     text.seek(0)
     kinds = _types(form.row_type)  # type: ignore[arg-type]
     absent = {name: [""] if kind == "str" else ["", "nan"] for name, (kind, _) in kinds.items()}  # a layer may be "NA"
-    return pd.read_csv(
-        text, float_precision="round_trip", dtype=dict.fromkeys(texts, str), na_values=absent, keep_default_na=False
+    # From 3.1 on pandas reads each number as it is written, and warns of the argument that it needed before.
+    exactly: dict[str, Any] = {"float_precision": "round_trip"} if _release(pd.__version__) < (3, 1) else {}
+    found: pd.DataFrame = pd.read_csv(
+        text, dtype=dict.fromkeys(texts, str), na_values=absent, keep_default_na=False, **exactly
     )
+    return found
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version."""
+    return tuple(map(int, version.split(".")[:2]))
 
 
 def objects(form: Table, kept: Iterable[Mapping[str, str]]) -> list[Any]:

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from fakes.cells import CELLS, MARKS, CellRow
 
@@ -143,6 +144,25 @@ def test_rows_are_read_as_a_frame_with_every_column_and_digit(path: Path):
     assert frame["mean_ms"].tolist() == [float("0.1234567890123456789")]
     assert frame["count"].isna().all()
     assert list(table.frame(CELLS, []).columns) == CELLS.columns
+
+
+@pytest.mark.parametrize(
+    ("version", "asks"), [("2.3.3", True), ("3.0.6", True), ("3.1.0", False), ("10.0.0rc1", False)]
+)
+def test_only_a_pandas_that_needs_it_is_asked_for_exact_numbers(
+    path: Path, monkeypatch: pytest.MonkeyPatch, version: str, asks: bool
+):
+    given: list[dict[str, object]] = []
+    path.write_text(f"{HEADER}\n64,ok,,,,\n")
+
+    def read(text: object, **options: object) -> pd.DataFrame:
+        given.append(options)
+        return pd.DataFrame()
+
+    monkeypatch.setattr(pd, "__version__", version)
+    monkeypatch.setattr(pd, "read_csv", read)
+    table.frame(CELLS, table.rows(path, CELLS))
+    assert ["float_precision" in options for options in given] == [asks]
 
 
 def test_selected_rows_keep_their_text_below_a_header(path: Path):
