@@ -30,7 +30,7 @@ test-long: $(READY)  ## the long ones, and those with drawn examples again with 
 	$(SIDE_BY_SIDE) --jobs=4 $(PARTS) SELECTED='-m long'
 
 rest: $(READY)  ## all that CI runs besides: the long tests, those with the pins for CUDA 12, the pins, linters, the site
-	$(SIDE_BY_SIDE) --jobs=5 cuda12 $(PARTS) resolve lint site SELECTED='-m long'
+	$(SIDE_BY_SIDE) --jobs=6 cuda12 $(PARTS) resolve lint site SELECTED='-m long'
 
 part-first: FOLDERS := $(FIRST)
 part-second: FOLDERS := $(SECOND)
