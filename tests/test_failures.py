@@ -357,7 +357,7 @@ print(*seen)
 
 @pytest.mark.long
 def test_host_memory_does_not_grow_from_size_to_size(tmp_path: Path):
-    """Larger images take more: so from sweep to sweep over the same sizes, after one that takes what all need.
+    """Larger images take more: so from sweep to sweep over the same sizes, after two that take what all need.
 
     The allocator takes some megabytes once, most of them in the first two sweeps, and gives some back; what grows from
     size to size grows over all sweeps, and over the last of them as well.
