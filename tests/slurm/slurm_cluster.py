@@ -158,6 +158,7 @@ class Cluster:
             "SlurmdParameters": "config_overrides",
             "MaxArraySize": LARGEST_ARRAY,
             "KillWait": 5,
+            "MinJobAge": 86400,  # else the jobs that ended five minutes ago are forgotten before the last tests look
             "MailProg": "/bin/true",
         }
         if plugins.is_dir():
@@ -214,12 +215,21 @@ class Cluster:
         return [line.split("job ")[1].split(",")[0] for line in done.stdout.splitlines() if ": job " in line]
 
     def job(self, number: str) -> dict[str, str]:
-        """Return what `scontrol show job` says, field by field; a task of an array is "12_3"."""
-        words = self.call("scontrol", "--oneliner", "show", "job", number).stdout.split()
-        return dict(word.partition("=")[::2] for word in words if "=" in word)
+        """Return what `scontrol show job` says, field by field; a task of an array is "12_3".
+
+        Raises:
+            AssertionError: SLURM knows no such job, or not any more.
+        """
+        said = self.call("scontrol", "--oneliner", "show", "job", number)
+        assert "Invalid job id" not in said.stderr, f"SLURM knows no job {number}, or not any more"
+        return dict(word.partition("=")[::2] for word in said.stdout.split() if "=" in word)
 
     def wait(self, number: str, *states: str, timeout_s: float = 240) -> str:
-        """Wait until a job is in one of these states, else until it has ended; return the state."""
+        """Wait until a job is in one of these states, else until it has ended; return the state.
+
+        Raises:
+            AssertionError: it is in none of them in time, or SLURM knows no such job.
+        """
         return self.until(lambda: self._state_in(number, states or ENDED), f"job {number} {states}", timeout_s)
 
     def _state_in(self, number: str, states: tuple[str, ...]) -> str:
