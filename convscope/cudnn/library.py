@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import os
 from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ HALF_TYPES = ("float16", "bfloat16")
 FILTER_FORMATS = {"nchw": 0, "nhwc": 1}  # cudnnTensorFormat_t
 CROSS_CORRELATION = 1
 ALGORITHM_COUNT = 8
+NAMED = "CONVSCOPE_CUDNN"
+"""Environment variable with the path of a cuDNN to ask about plans, in place of PyTorch's, which alone is measured."""
 
 # Each C function beside its argument types; all return cudnnStatus_t unless `_load` says otherwise.
 _SIGNATURES: dict[str, list[Any]] = {
@@ -67,7 +70,12 @@ class AlgorithmPerformance(ctypes.Structure):
 
 
 def _library_path() -> str:
-    """Return the path of cuDNN in PyTorch's wheels, or the bare name for the loader (conda, modules) to resolve."""
+    """Return the path of cuDNN: the one that is named, that in PyTorch's wheels, or a bare name for the loader.
+
+    The loader finds it in conda's environments, and where modules are loaded.
+    """
+    if named := os.environ.get(NAMED):
+        return named
     try:
         spec = importlib.util.find_spec("nvidia.cudnn")
     except ModuleNotFoundError:

@@ -17,6 +17,7 @@ STATUSES = ("ok", "unsupported", "wrong", "less precise", "far too slow", "lost 
 MATHS = ("fp32", "tf32")
 LAYOUTS = ("nchw", "nhwc")
 PAIR = "[0-9]+x[0-9]+"
+PLAN = "[0-9]+(:k[0-9]+=-?[0-9]+(,k[0-9]+=-?[0-9]+)*)?"
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ COLUMNS = (
            "algorithm that ran, as its kernels show; of a choice the plan with the same kernels"),
     Column("ran_provider", "", "library that computed it"),
     Column("kernels", "", "kernels that ran: a JSON object of their counts by name, or names with `;` between"),
+    Column("first_plan", "",
+           "plan that cuDNN ranks first for the shape, `38:k2=8,k13=1`: asked, not measured; empty where unknown",
+           pattern=PLAN),
     Column("cudnn", "", "version of cuDNN"),
     Column("driver", "", "version of the driver"),
     Column("torch", "", "version of PyTorch"),

@@ -102,14 +102,24 @@ def rows(path: Path, form: Table, numbered: bool = True) -> list[dict[str, str]]
 
 
 def columns(path: Path, form: Table, numbered: bool = True) -> pa.Table:
-    """Read a table by columns.
+    """Read a table by columns; those that a file of an earlier version lacks are empty.
 
     Raises:
         InputError: the file cannot be read, or has other columns.
     """
-    found = read(path)
+    found = _with_later_columns(read(path), form, schema(form, numbered))
     for difference in differences(found.schema, schema(form, numbered)):
         raise InputError(f"{path}: {difference}: write it anew (python -m convscope dataset package)")
+    return found
+
+
+def _with_later_columns(found: pa.Table, form: Table, wanted: pa.Schema) -> pa.Table:
+    """Return a table with the columns, empty, that its version need not have (`Table.first`) and that may be empty."""
+    import pyarrow as pa
+
+    later = {*form.columns[form.first :]} - {*form.unique, *found.column_names}
+    for field in (field for field in wanted if field.name in later and field.nullable):
+        found = found.append_column(field, pa.nulls(len(found), field.type))
     return found
 
 

@@ -57,6 +57,7 @@ class SampleRow:
         mean_ms: of one call, in the way that `timing_method` names; absent where the status is not "ok", or the energy
             alone was measured.
         mean_ci95_ms: half the 95 % interval of the mean.
+        first_plan: of the shape, not of the algorithm; asked of cuDNN, not measured (`first_plans`).
     """
 
     gpu_name: str
@@ -86,6 +87,7 @@ class SampleRow:
     ran_algorithm: str | None = None
     ran_provider: str | None = None
     kernels: str | None = None
+    first_plan: str | None = None
     cudnn: str | None = None
     driver: str | None = None
     torch: str | None = None

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from fakes.drawn_samples import drawn
 
@@ -45,6 +46,16 @@ def test_a_parquet_file_is_read_as_the_csv_file_of_its_rows(tmp_path: Path):
     pd.testing.assert_frame_equal(frames[0], parquet.frame_of(rows, samples.SAMPLES))
     assert [*frames[0]["layer"][-2:]] == ["NA", "null"]
     assert samples.rows(tmp_path / "samples.csv") == samples.rows(tmp_path / "samples.parquet") == rows
+
+
+def test_a_parquet_file_of_before_a_column_is_read_with_that_column_empty(tmp_path: Path):
+    path, rows = tmp_path / "samples.parquet", [*drawn(3)]
+    path.write_bytes(parquet.content(samples.SAMPLES, [dataclasses.replace(row, first_plan="7") for row in rows]))
+    pq.write_table(pq.read_table(path).drop_columns(["first_plan"]), path)
+    assert samples.rows(path) == rows
+    pq.write_table(pq.read_table(path).drop_columns(["algorithm"]), path)
+    with pytest.raises(InputError, match="there is no column algorithm"):
+        samples.rows(path)
 
 
 def test_an_empty_text_in_a_parquet_file_is_an_absent_one(tmp_path: Path):

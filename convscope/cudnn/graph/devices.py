@@ -41,6 +41,14 @@ H200: Mapping[str, object] = {
     "supportCoopLaunch": 1,
 }
 """An H200 as cuDNN 9.19 described one (driver 580.159.04)."""
+H100: Mapping[str, object] = {
+    **H200, "deviceName": "NVIDIA H100 80GB HBM3", "memClockRateKHz": 2_619_000, "l2CacheSize": 52_428_800,
+    "totalGlobalMem": 85_014_347_776,
+}  # fmt: skip
+"""An H100 (SXM), by the H200's description and the H100's memory. No H100 described itself to us, but for it cuDNN 9.19
+ranks the plans that ran on one (docs/prediction.md)."""
+BY_NAME: Mapping[str, Mapping[str, object]] = {str(each["deviceName"]): each for each in (H200, H100)}
+"""Cards that can be asked about without one, by their drivers' names."""
 
 
 class Device(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from convscope.storage.paths import now_utc
 
 if TYPE_CHECKING:
     from convscope.dataset.package import folder
+    from convscope.dataset.samples import SampleRow
 
 _SHOWN = 20
 
@@ -52,7 +53,7 @@ def _calls(options: argparse.Namespace) -> int:
 
 
 def _package(options: argparse.Namespace) -> int:
-    from convscope.dataset import calls
+    from convscope.dataset import calls, first_plans
     from convscope.dataset.package import folder, merging  # pandas: what is asked for may be help
     from convscope.dataset.package.facts import Release
 
@@ -65,17 +66,28 @@ def _package(options: argparse.Namespace) -> int:
     except merging.ContradictionError as error:
         return report_error("convscope dataset package", error)
     rows, outdated = merging.without_outdated(rows)
+    rows = first_plans.filled(rows)
     known = calls.read(path for each in options.samples for path in calls.beside(each))
     made = folder.package(rows, Release(options.release, day, options.url, options.creator), known)
     folder.write(options.output, made)
     if lacking := len({*calls.passes(rows)} - {(row.model, row.input_size) for row in known}):
         what = f"no calls of {several(lacking, 'pass')} of models, or these do not take the size"
         print(f"{what}: convscope dataset calls writes a file of them, which belongs beside the samples")
-    for line in _said(made, again, outdated, options.url):
+    for line in [*_said(made, again, outdated, options.url), *_without_plans(rows)]:
         print(one_line(line))
     counts = f"{several(len(rows), 'sample')}, {several(len(made.files), 'file')}"
     print(f"{counts}, {made.bytes / folder.MEGABYTE:.2f} MB: {options.output}")
     return 0
+
+
+def _without_plans(rows: Sequence[SampleRow]) -> Iterator[str]:
+    """Yield a line for each card of whose samples none has a first plan, with the reason."""
+    from convscope.dataset import first_plans
+
+    for name in sorted({row.gpu_name for row in rows} - {row.gpu_name for row in rows if row.first_plan}):
+        versions = {row.cudnn for row in rows if row.gpu_name == name and row.cudnn}
+        if reason := first_plans.why_not(name, versions):
+            yield f"no first plans of {name}: {reason}"
 
 
 def _is_day(text: str) -> bool:

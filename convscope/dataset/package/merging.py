@@ -71,8 +71,10 @@ def merged(paths: Sequence[Path]) -> tuple[list[SampleRow], int]:
             public = published(row)
             key = key_of(public)
             again += key in found
-            if (earlier := found.setdefault(key, public)) != public:
+            earlier = found.get(key, public)
+            if (both := _together(earlier, public)) is None:
                 different.append(f"{path}: {title(public)}: {_differing(earlier, public)}")
+            found[key] = both or earlier
     if different:
         more = f", and {len(different) - 1} more" if len(different) > 1 else ""
         raise ContradictionError(
@@ -81,6 +83,13 @@ def merged(paths: Sequence[Path]) -> tuple[list[SampleRow], int]:
     if not found:
         raise InputError(f"{', '.join(map(str, paths))}: no samples in it: measure some, or import them")
     return in_order(found.values()), again
+
+
+def _together(one: SampleRow, other: SampleRow) -> SampleRow | None:
+    """Return the sample that both are, None where they differ; one may lack the first plan, which is not measured."""
+    plan = one.first_plan or other.first_plan
+    found = {replace(each, first_plan=each.first_plan or plan) for each in (one, other)}
+    return found.pop() if len(found) == 1 else None
 
 
 def without_outdated(rows: Sequence[SampleRow]) -> tuple[list[SampleRow], int]:

@@ -1,0 +1,98 @@
+"""First plans of shapes: asked of the real cuDNN for cards that are described, empty where that gives no answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes.drawn_samples import measured
+
+from convscope.cudnn import library
+from convscope.cudnn.graph import devices
+from convscope.cudnn.graph.engines import Offers
+from convscope.cudnn.shape import Convolution
+from convscope.dataset import first_plans
+from convscope.dataset.samples import SampleRow
+
+H100, H200 = sorted(devices.BY_NAME)
+ROW = dataclasses.replace(
+    measured(1, ("Tesla T4",))[0], gpu_name=H200, cudnn=library.version(), batch_size=8, in_channels=64,
+    out_channels=128, in_height_px=56, in_width_px=56, math="tf32", algorithm="guess",
+)  # fmt: skip
+SHAPE = Convolution((8, 64, 56, 56), (128, 64, 3, 3), (1, 1), (1, 1), (1, 1))
+
+
+def plan_of(row: SampleRow) -> str | None:
+    return first_plans.filled([row])[0].first_plan
+
+
+@pytest.fixture
+def no_cudnn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv(library.NAMED, str(tmp_path / "libcudnn.so.9"))
+    library.library.cache_clear()
+    yield
+    library.library.cache_clear()
+
+
+def test_it_is_the_first_of_cudnns_own_order_that_computes_what_is_asked_for():
+    with Offers(SHAPE) as offers:
+        ranked = sorted((each for each in offers.plans() if "a" in each.ranks), key=lambda each: each.ranks["a"])
+    right = [str(each.plan) for each in ranked if each.why_not_comparable(SHAPE) is None]
+    assert plan_of(ROW) == right[0]
+
+
+def test_arithmetic_decides_which_plan_is_first():
+    plain = plan_of(dataclasses.replace(ROW, math="fp32"))
+    half = plan_of(dataclasses.replace(ROW, dtype="float16", layout="nhwc"))
+    assert len({plan_of(ROW), plain, half} - {None}) == 3
+
+
+def test_both_cards_are_asked_about(tmp_path: Path):
+    assert plan_of(dataclasses.replace(ROW, gpu_name=H100)) == plan_of(ROW)
+
+
+@pytest.mark.parametrize("math", ["tf32", "fp32"])
+def test_what_cudnn_offers_only_to_a_card_that_is_there_is_not_known(math: str):
+    of_one = dataclasses.replace(ROW, kernel_size="1x1", padding="0x0", math=math)
+    assert (plan_of(of_one) is None) == (math == "tf32")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cudnn": "8.9.7"},
+        {"cudnn": None},
+        {"gpu_name": "Tesla T4"},
+        {"in_width_px": None},
+        {"padding": None},
+        {"kernel_size": "99x99"},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_asked_is_empty(changes: dict[str, object]):
+    assert plan_of(dataclasses.replace(ROW, **changes)) is None  # type: ignore[arg-type]
+
+
+def test_a_plan_that_a_sample_says_stays():
+    assert plan_of(dataclasses.replace(ROW, first_plan="7")) == "7"
+
+
+def test_the_third_number_of_a_version_is_not_looked_at():
+    series = first_plans.series(library.version())
+    assert plan_of(dataclasses.replace(ROW, cudnn=f"{series}.99")) == plan_of(ROW)
+    assert first_plans.same_as_here(["8.9.7", f"{series}.99", ""]) == f"{series}.99"
+
+
+def test_the_reason_is_said_where_plans_are_not_known():
+    assert first_plans.why_not(H200, [library.version()]) is None
+    assert first_plans.why_not("Tesla T4", ["9.19.0"]) == f"cuDNN is only told of {H100}, {H200}"
+    other = first_plans.why_not(H200, ["8.9.7"])
+    assert other == f"cuDNN {library.version()} is here, 8.9.7 was learned (CONVSCOPE_CUDNN names another)"
+
+
+def test_without_cudnn_nothing_is_known(no_cudnn: None):
+    assert first_plans.here() is None
+    assert plan_of(ROW) is None
+    assert first_plans.why_not(H200, ["9.19.0"]) == "no cuDNN is here, 9.19.0 was learned"
