@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import pandas as pd
 
-from convscope.dataset import calls, samples
+from convscope.dataset import calls, choices, samples
 from convscope.dataset.samples import ARITHMETIC, SHAPE, SHARE
 from convscope.prediction.features import features
 from convscope.selection import evaluation
@@ -31,6 +31,7 @@ CHOOSERS = ("torch", "torch benchmark", "guess")
 PLACEMENTS = 3
 LEAST = 10  # shapes of which something is said to be the fastest
 SHORT_MS, APART_US = 0.02, 1.3  # more than the error of a time by events, 1 µs for 95 %
+CUBLASLT, FFT = "plan:58", "3:"  # engines of cuDNN 9.19
 EDGES_US = (0, 5, 10, 20, 50, 100, np.inf)
 
 
@@ -122,6 +123,35 @@ def changed(now: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns | {"median, %": parts["pct"].median()}).round(2)
 
 
+def as_asked(ran: pd.DataFrame) -> pd.DataFrame:
+    """Return whether choices ran the kernels of the plan that cuDNN ranks first, where that plan was measured too.
+
+    Where a choice ran Fourier transforms, it ran another plan: cuDNN ranks those only for a card that is there. Where
+    the first plan is not known: whether they ran cuBLASLt's engine, where any plan that was measured has their kernels.
+    """
+    chosen = ran[ran["algorithm"].isin(choices.CHOOSERS) & ran["kernels"].notna()]
+    own = ran.drop_duplicates([*KEY, "algorithm"]).set_index([*KEY, "algorithm"])["kernels"]
+    plan = choices.PLAN + chosen["first_plan"].fillna("").astype(str)
+    of_plan = pd.MultiIndex.from_frame(chosen[KEY].assign(algorithm=plan))
+    kernels = own.reindex(of_plan).to_numpy(dtype=object)
+    is_unknown, plans = chosen["first_plan"].isna(), chosen["ran_algorithm"]
+    is_other = plans.eq("fft") & ~chosen["first_plan"].fillna("").str.startswith(FFT)
+    is_measured = np.where(is_unknown, plans.str.startswith(choices.PLAN), pd.notna(kernels) | is_other)
+    as_known = (chosen["kernels"].to_numpy(dtype=object) == kernels) & ~is_other
+    same = np.where(is_unknown, plans.str.startswith(CUBLASLT), as_known)
+    depthwise = (chosen["groups"] > 1) & (chosen["groups"] == chosen["in_channels"])
+    kind = np.select([is_unknown, depthwise], ["not known", "depthwise"], "others")
+    parts = pd.DataFrame(
+        {
+            "plan": kind,
+            "by": chosen["algorithm"],
+            "same": np.where(is_measured.astype(bool), same.astype(float), np.nan),
+        }
+    )
+    each = parts.groupby(["plan", "by"])["same"]
+    return pd.DataFrame({"calls": each.size(), "plan measured": each.count(), "same, %": 100 * each.mean()})
+
+
 def asked_for() -> argparse.Namespace:
     """Return what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -171,7 +201,9 @@ def main() -> int:
     print("half the 95 % interval, % of the mean, median, by \u00b5s")
     print(half_pct.groupby(pd.cut(1e3 * timed["mean_ms"], EDGES_US), observed=True).median().round(1), end="\n\n")
     print(f"the same launches under several names, calls below {1e3 * SHORT_MS:.0f} \u00b5s")
-    print(alike(timed), end="\n\n", flush=True)  # regrets take minutes
+    print(alike(timed), end="\n\n")
+    print("the kernels of the plan that cuDNN ranks first")
+    print(as_asked(every[every["status"] == "ok"]).round(2), end="\n\n", flush=True)  # regrets take minutes
     for kind in ("layer", "family"):
         regrets(every, Question(kind=kind, calls=known), options.processes)
     return 0

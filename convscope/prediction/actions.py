@@ -17,7 +17,7 @@ import pandas as pd
 from convscope.cli.display import or_dash, several, table
 from convscope.cli.options import apart_from_inputs, at_least
 from convscope.cli.parser import one_line
-from convscope.dataset import calls, samples, totals
+from convscope.dataset import calls, choices, first_plans, samples, totals
 from convscope.dataset.calls import CallRow
 from convscope.dataset.samples import TARGETS, WORK
 from convscope.dataset.totals import TotalRow
@@ -240,9 +240,13 @@ def _asked(made: Predictor | WorkspacePredictor, options: argparse.Namespace) ->
     from convscope.prediction import network  # PyTorch, which a file of samples does without
 
     wanted = network.named(options.algorithm, _names(made)) if options.algorithm else _names(made)
+    learned = made.learned.get("cudnn", ())
+    plans = isinstance(made, Predictor) and any(name.startswith(choices.PLAN) for name in _names(made))
+    if plans and {*wanted} & {*choices.CHOOSERS} and (reason := first_plans.why_not(options.gpu, learned)):
+        print(one_line(f"predicted without the plans that cuDNN would choose: {reason}"), file=sys.stderr)
     return network.samples(
         options.model, options.input_size, options.batch_size, options.gpu, wanted, options.dtype, options.math,
-        options.layout,
+        options.layout, first_plans.same_as_here(learned),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from lightgbm.basic import LightGBMError
 
+from convscope.dataset import choices
 from convscope.dataset.samples import WORK
 from convscope.errors import InputError
 from convscope.prediction import workspace
@@ -27,7 +28,7 @@ from convscope.prediction.predictor import Given, Predictor
 from convscope.prediction.workspace import Estimate, WorkspacePredictor
 from convscope.storage.table import write_atomically
 
-FORM, VERSION = "convscope predictor", 12
+FORM, VERSION = "convscope predictor", 13
 """No other version is read: trees of another have learned other features."""
 ADVICE = "convscope predict fit writes one"
 TESTED = 5
@@ -40,7 +41,7 @@ def write(path: Path, predictor: Predictor | WorkspacePredictor, examples: pd.Da
     Raises:
         InputError: the file cannot be written.
     """
-    columns = ["gpu_name", *WORK]
+    columns = ["gpu_name", *WORK, *(name for name in ("cudnn", choices.COLUMN) if name in examples)]
     tested = json.loads(examples[columns].head(TESTED).to_json(orient="records"))
     fields = _of_workspaces(predictor) if isinstance(predictor, WorkspacePredictor) else _of_times(predictor)
     expected = predictor.predict(pd.DataFrame(tested)).middle.tolist()

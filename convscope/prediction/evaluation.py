@@ -20,6 +20,7 @@ from convscope.prediction import calibration, held_out, predictor, workspace
 from convscope.prediction.features import Floats, features
 from convscope.prediction.intervals import FEWEST
 from convscope.prediction.learners.baselines import BASELINES, nearest
+from convscope.prediction.learners.process import Mask
 from convscope.prediction.predictor import Given, Predictor, has, logarithms, usable
 from convscope.prediction.processes import starmap
 
@@ -30,6 +31,8 @@ LEVEL = 90
 CHOICES = 10
 """Choices of the samples for a calibration, each with another seed."""
 PREDICTOR, NOISE = "predictor", "a repeat"
+OF_MODELS = f"{PREDICTOR}, layers of models"
+"""Samples of a model, where others are of shapes that no model has."""
 SUM_OF_MODEL, SUM_OF_LAYERS = "sum of a model", "sum of layers"
 ADDED = ", ends added up"
 """Sums over all calls of a model, and over the layers of a pass that are held back, whatever else it has; and what is
@@ -213,7 +216,9 @@ def _of_split(
     made = predictor.fit(learned, target, cards, _unit(learned[has(learned, target)], kind), calls)
     frame, split = frame[own].reset_index(drop=True), Split(split.name, split.held_back[own], split.learned[own])
     held_back = frame[split.held_back].reset_index(drop=True)
-    found = [*judged(outcomes(made, held_back), target, split.name)]
+    judged_here = outcomes(made, held_back)
+    found = [*judged(judged_here, target, split.name)]
+    found += [_judged(judged_here[rows], (target, split.name, by, "")) for by, rows in _parts(held_back)]
     found += _of_sums(made, held_out.of_models(held_back, calls, TARGETS[target][0]), split.name, SUM_OF_MODEL)
     found += _of_sums(made, held_back.assign(key=held_out.passes(held_back)), split.name, SUM_OF_LAYERS)
     given = features(frame, cards)
@@ -254,6 +259,7 @@ def _unit(learned: pd.DataFrame, kind: str) -> str:
 
 def choose(made: Predictor, frame: pd.DataFrame, count: int, seed: int = 0) -> npt.NDArray[np.intp]:
     """Return the rows that are worth measuring on their card, of samples whose times need not be there."""
+    frame = made.resolved(frame)
     given = made.features_of(frame)
     plane = calibration.coordinates(given, made.estimated(given, frame), made.core.effects_of(frame))
     return calibration.chosen(plane, count, seed)
@@ -274,10 +280,22 @@ def outcomes(made: Predictor, held_back: pd.DataFrame) -> pd.DataFrame:
 def judged(found: pd.DataFrame, target: str, name: str) -> Iterator[Score]:
     """Yield the scores of outcomes, of all and, if there are several, of each algorithm that has enough of them."""
     for group, rows in _groups(found["algorithm"].to_numpy(dtype=object)):
-        here, about = found[rows], (target, name, PREDICTOR, group)
-        score = _score(about, here["error"].to_numpy(float), here["shape"].to_numpy(dtype=object))
-        covered, outside = 100 * float(here["covered"].mean()), int(here["outside"].sum())
-        yield dataclasses.replace(score, covered_pct=covered, level=LEVEL, outside=outside)
+        yield _judged(found[rows], (target, name, PREDICTOR, group))
+
+
+def _judged(found: pd.DataFrame, about: tuple[str, str, str, str]) -> Score:
+    score = _score(about, found["error"].to_numpy(float), found["shape"].to_numpy(dtype=object))
+    covered, outside = 100 * float(found["covered"].mean()), int(found["outside"].sum())
+    return dataclasses.replace(score, covered_pct=covered, level=LEVEL, outside=outside)
+
+
+def _parts(held_back: pd.DataFrame) -> Iterator[tuple[str, Mask]]:
+    """Yield the samples of each card where there are several, and those of models where others are of none."""
+    cards, of_models = sorted(held_back["gpu_name"].unique()), held_back["model"].notna().to_numpy(dtype=np.bool_)
+    for name in cards if len(cards) > 1 else ():
+        yield f"{PREDICTOR}, {name}", (held_back["gpu_name"] == name).to_numpy(dtype=np.bool_)
+    if of_models.any() and not of_models.all():
+        yield OF_MODELS, of_models
 
 
 def _calibrated(made: Predictor, held_back: pd.DataFrame, count: int) -> pd.DataFrame:

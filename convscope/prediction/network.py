@@ -11,6 +11,7 @@ from convscope.convolution import algorithms, models
 from convscope.convolution.layer import Layer
 from convscope.convolution.sources.network import Network
 from convscope.cudnn.shape import dimensions
+from convscope.dataset import first_plans
 from convscope.dataset.samples import SAMPLES, SampleRow
 from convscope.errors import InputError
 
@@ -19,7 +20,7 @@ _USUAL_PX = 224
 
 def samples(
     model: str, input_size: int | None, batch_size: int, gpu_name: str, algorithms: Sequence[str], dtype: str,
-    math: str, layout: str,
+    math: str, layout: str, cudnn: str | None = None,
 ) -> pd.DataFrame:  # fmt: skip
     """Return a row for each 2-D convolution of a model and each algorithm, without times.
 
@@ -27,6 +28,7 @@ def samples(
 
     Args:
         model: a name, as `run_profile.py --model` takes it.
+        cudnn: the version that is predicted; where the one that is here can be asked for it, rows have first plans.
         input_size: of the images, in pixels; None is the one that the model takes alone, or 224.
 
     Raises:
@@ -48,12 +50,12 @@ def samples(
             kernel_size=dimensions(layer.kernel), stride=dimensions(layer.stride), padding=dimensions(layer.padding),
             dilation=dimensions(layer.dilation), groups=layer.groups, dtype=dtype, math=math,
             layout="nhwc" if layer.name in last else layout, run="predicted", model=model, layer=layer.name,
-            input_size=input_size,
+            input_size=input_size, cudnn=cudnn,
         )
         for algorithm in algorithms
         for layer in layers
     ]  # fmt: skip
-    return pd.DataFrame(rows, columns=SAMPLES.columns)
+    return pd.DataFrame(first_plans.filled(rows), columns=SAMPLES.columns)
 
 
 def _is_plain(layer: Layer) -> bool:

@@ -24,13 +24,13 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from convscope.cli.display import several
-from convscope.dataset import splits
+from convscope.dataset import choices, splits
 from convscope.dataset.calls import CallRow
 from convscope.dataset.samples import ARITHMETIC, SAMPLES, SHAPE, TARGETS, WORK
 from convscope.errors import InputError
 from convscope.prediction import calibration, held_out, intervals
 from convscope.prediction.calibration import Correction
-from convscope.prediction.features import CARD, CATEGORIES, Features, Floats, features
+from convscope.prediction.features import CARD, CATEGORIES, Features, Floats, engine, features
 from convscope.prediction.held_out import FEWEST
 from convscope.prediction.intervals import Growth
 from convscope.prediction.learners import core, process
@@ -97,7 +97,8 @@ class Predictor:
         Raises:
             InputError: a sample lacks a size, or its card is not known.
         """
-        timed = None if self.time is None else self.time.predict(frame, level)
+        asked, frame = frame, self.resolved(frame)
+        timed = None if self.time is None else self.time.predict(asked, level)
         given = features(frame, self.cards, None if timed is None else timed.middle)
         found = self.estimated(given, frame)
         far = self._far(given, frame)
@@ -111,15 +112,21 @@ class Predictor:
                 half[here] = np.inf if width is None else width
         middle = given.roofline_ms * np.exp(found)
         learned = None if self.unit == "gpu" else [*self.learned["gpu_names"], *self.corrections]
-        odd = outside(given, frame, self.core.ranges, self.core.levels, learned)
+        odd = outside(given, asked, self.core.ranges, self.core.levels, learned)
         beyond = self.growth.is_beyond(far)
         odd = [_each_once(f"{names}, {FAR}") if out else names for names, out in zip(odd, beyond, strict=True)]
         if timed is not None:
             odd = [_each_once(f"{one}, {_but_card(other)}") for one, other in zip(odd, timed.outside, strict=True)]
         return Prediction(middle, middle * np.exp(-half), middle * np.exp(half), odd)
 
+    def resolved(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return samples by the plan that cuDNN would choose, where its engine was learned, in place of the choice."""
+        found = choices.resolved(frame, self.learned.get("cudnn", ()))
+        known = found["algorithm"].map(engine).isin(self.core.levels["engine"])
+        return found.assign(algorithm=found["algorithm"].where(known, frame["algorithm"]))
+
     def features_of(self, frame: pd.DataFrame) -> Features:
-        """Return the features of samples that the estimate is made from.
+        """Return the features of `resolved` samples that the estimate is made from.
 
         Raises:
             InputError: as `predict`.
@@ -137,6 +144,7 @@ class Predictor:
 
         Args:
             given: features of the rows of `frame`, as `features_of` returns them.
+            frame: `resolved`.
         """
         by_trees = self.core.predict(given, frame)
         if self.process is None:
@@ -179,6 +187,7 @@ class Predictor:
 
         It is infinite where too few pairs were learned. Of a card that a correction is for it is that of the others.
         """
+        frame = self.resolved(frame)
         far = self._far(self.features_of(frame), frame)
         return intervals.of_rows(self.pairs, list(frame["algorithm"]), level) * self.growth.at(far)
 
@@ -193,6 +202,7 @@ class Predictor:
             least = f"at least {calibration.FEWEST} samples of one card are needed"
             raise InputError(f"calibrate: {several(len(measured), 'sample')} of {', '.join(names)}: {least}")
         kept = measured.iloc[np.linspace(0, len(measured) - 1, min(len(measured), calibration.MOST)).astype(int)]
+        kept = self.resolved(kept)
         bare = dataclasses.replace(self, corrections={k: v for k, v in self.corrections.items() if k != names[0]})
         given = self.features_of(kept)
         predicted = bare.estimated(given, kept)
@@ -226,7 +236,7 @@ def logarithms(frame: pd.DataFrame, target: str, given: Features) -> Floats:
 
 @threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
 def fit(
-    frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer", calls: Sequence[CallRow] = ()
+    frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer", calls: Sequence[CallRow] | None = ()
 ) -> Predictor:
     """Fit a predictor to samples (`usable`), by one thread: sums of several end in other digits, and other predictors.
 
@@ -234,24 +244,25 @@ def fit(
         unit: what its intervals are to hold for that was not learned: other rows, layers, families, sizes, cards.
         calls: of whole models: intervals of sums are learned from their passes (but for "size"), and those for
             another kind of network from kinds that are held out with all shapes of their models, where enough is
-            left beside each.
+            left beside each. None: no intervals of sums are learned.
 
     Raises:
         InputError: there are too few, or they do not say what is held out.
     """
-    own = has(frame, target)
-    _check_enough(own, target)
+    _check_enough(has(frame, target), target)
+    every = choices.with_plans(frame)  # `frame` and, behind it, what follows from it
     if target != ENERGY:
-        return _fitted(frame, target, features(frame, cards), cards, unit, calls)[0]
+        made, _ = _fitted(every, target, features(every, cards), cards, unit, calls)
+        return dataclasses.replace(made, learned=described(frame))
     _check_enough(has(frame, TIME), TIME)
-    timed = frame[has(frame, TIME)].reset_index(drop=True)
+    timed = every[has(every, TIME)].reset_index(drop=True)
     time, found_ms = _fitted(timed, TIME, features(timed, cards), cards, unit, calls)
-    times_ms = _of_repeats(frame, timed, found_ms)
-    own = own & np.isfinite(times_ms)  # not in place: pandas 3 gives arrays that cannot be written to
+    times_ms = _of_repeats(every, timed, found_ms)
+    own = has(every, target) & np.isfinite(times_ms)
     _check_enough(own, f"{target}, and a time of the same work")
-    kept = frame[own].reset_index(drop=True)
+    kept = every[own].reset_index(drop=True)
     made, _ = _fitted(kept, target, features(kept, cards, times_ms[own]), cards, unit, calls)
-    learned = {**described(kept), "cudnn": _versions(frame)}
+    learned = {**described(frame[own[: len(frame)]]), "cudnn": _versions(frame)}
     return dataclasses.replace(made, time=time, learned=learned)
 
 
@@ -269,13 +280,14 @@ def _of_repeats(frame: pd.DataFrame, timed: pd.DataFrame, times_ms: Floats) -> F
 
 
 def _fitted(
-    frame: pd.DataFrame, target: str, given: Features, cards: Given, unit: str, calls: Sequence[CallRow]
+    frame: pd.DataFrame, target: str, given: Features, cards: Given, unit: str, calls: Sequence[CallRow] | None
 ) -> tuple[Predictor, Floats]:
     """Return a predictor, and what one that had not learned it, or its shape, would predict for each sample."""
     wanted, is_new_card = logarithms(frame, target, given), unit == "gpu"
     fitted = core.fit(given, frame, wanted, not is_new_card)
-    parts = held_out.by(frame, unit, calls)
-    models = held_out.by_model(frame, calls) if unit in ("rows", "layer") else parts
+    parts = held_out.by(frame, unit, calls or ())
+    whole = [] if calls is None else held_out.by_model(frame, calls)
+    models = whole if unit in ("rows", "layer") else parts
     by_trees = partial(held_out.missed_by_trees, given, frame, wanted, is_linear=not is_new_card)
     missed_parts = [fitted.rests] * len(parts) if unit == "layer" else by_trees(parts)
     missed_models = by_trees(models) if models is not parts else missed_parts
@@ -327,6 +339,8 @@ def outside(
     """Return for each row what was never learned: the card, features with such a value; "" for nothing.
 
     Args:
+        given: of the rows, those of choices as of the plans that they take.
+        frame: the rows as they were asked for.
         ranges: the least and largest value of each number that was learned.
         levels: the names of each category that were learned.
         learned: the cards; None where any card counts as learned.
@@ -338,6 +352,8 @@ def outside(
             odd = ~column.isin(levels[str(name)]).to_numpy()
             if name == "engine":  # which of anything but a plan is the algorithm's name
                 odd &= (column != given.values["algorithm"]).to_numpy()
+            elif name == "algorithm":  # not a choice that was learned, whose very plan was not
+                odd &= ~frame["algorithm"].isin(levels[str(name)]).to_numpy()
         else:
             low, high = ranges[str(name)]
             odd = ((column < low) | (column > high)).to_numpy()

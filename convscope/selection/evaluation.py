@@ -157,7 +157,8 @@ def _of_split(
     wanted = wanted.drop_duplicates(["work", "algorithm"]).reset_index(drop=True)
     if wanted.empty:
         return None
-    made = predictor.fit(kept[split.learned & pinnable].reset_index(drop=True), rule.objective, asked.cards)
+    known = kept[split.learned & pinnable].reset_index(drop=True)
+    made = predictor.fit(known, rule.objective, asked.cards, calls=None)
     candidates: dict[str, list[Candidate]] = {}
     values = predictions(made, wanted, asked.level)
     for work, name, value in zip(wanted["work"], wanted["algorithm"], values, strict=True):

@@ -13,7 +13,7 @@ from fakes.drawn_samples import drawn, frame_of
 from convscope.dataset import splits
 from convscope.errors import InputError
 from convscope.prediction import evaluation
-from convscope.prediction.evaluation import NOISE, PREDICTOR, Score
+from convscope.prediction.evaluation import NOISE, OF_MODELS, PREDICTOR, Score
 from convscope.prediction.features import features
 from convscope.prediction.learners import booster
 from convscope.prediction.learners.baselines import BASELINES
@@ -48,6 +48,19 @@ def test_each_algorithm_has_its_own_line(scores: list[Score]):
         assert line.mape_high_pct is not None
         assert line.mape_low_pct < line.mape_pct < line.mape_high_pct
         assert line.covered_pct == pytest.approx(90, abs=10)
+
+
+def test_cards_and_layers_of_models_have_lines_of_their_own_where_there_are_others():
+    measured = frame(200, "Tesla T4", "Tesla P4")
+    measured["model"] = np.where(measured["in_channels"] > 30, "vgg16", None)
+    found = {score.by: score for score in evaluation.scores(measured, "time", ["layer"], {}) if not score.group}
+    every, of_models = found[PREDICTOR], found[OF_MODELS]
+    cards = [found[f"{PREDICTOR}, {name}"] for name in ("Tesla P4", "Tesla T4")]
+    held_back = measured[next(splits.splits(measured, "layer")).held_back]
+    assert [card.samples for card in cards] == [len(held_back) / 2] * 2
+    assert np.mean([card.mape_pct for card in cards]) == pytest.approx(every.mape_pct)
+    assert of_models.samples == held_back["model"].notna().sum() < every.samples
+    assert of_models.mape_pct != every.mape_pct
 
 
 def test_errors_are_of_the_ratio_to_what_was_measured():

@@ -68,6 +68,15 @@ def test_it_is_narrower_than_added_ends_where_layers_err_apart_and_about_as_wide
     assert 0.8 < widths[ALIKE] < 1.3
 
 
+def test_an_estimate_is_the_same_without_intervals_of_sums():
+    frame = of_models(30, APART)
+    made = predictor.fit(frame, "time", {}, calls=None)
+    assert made.totals == {}
+    with_sums, without = learned(APART).predict(frame), made.predict(frame)
+    np.testing.assert_array_equal(without.middle, with_sums.middle)
+    np.testing.assert_array_equal(without.high, with_sums.high)
+
+
 def test_few_models_or_none_leave_the_ends_added_up():
     frame = of_models(30, APART)
     three = frame.assign(model=[f"model {int(name.split()[-1]) % 3}" for name in frame["model"]])
