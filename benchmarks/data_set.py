@@ -134,13 +134,13 @@ def as_asked(ran: pd.DataFrame) -> pd.DataFrame:
     plan = choices.PLAN + chosen["first_plan"].fillna("").astype(str)
     of_plan = pd.MultiIndex.from_frame(chosen[KEY].assign(algorithm=plan))
     kernels = own.reindex(of_plan).to_numpy(dtype=object)
-    is_unknown, plans = chosen["first_plan"].isna(), chosen["ran_algorithm"]
-    is_other = plans.eq("fft") & ~chosen["first_plan"].fillna("").str.startswith(FFT)
+    is_unknown, plans = chosen["first_plan"].isna(), chosen["ran_algorithm"].fillna("")
+    runs_fft = plans.eq("fft") | plans.str.startswith(choices.PLAN + FFT)
+    is_other = runs_fft & ~chosen["first_plan"].fillna("").str.startswith(FFT)
     is_measured = np.where(is_unknown, plans.str.startswith(choices.PLAN), pd.notna(kernels) | is_other)
     as_known = (chosen["kernels"].to_numpy(dtype=object) == kernels) & ~is_other
     same = np.where(is_unknown, plans.str.startswith(CUBLASLT), as_known)
-    depthwise = (chosen["groups"] > 1) & (chosen["groups"] == chosen["in_channels"])
-    kind = np.select([is_unknown, depthwise], ["not known", "depthwise"], "others")
+    kind = np.select([is_unknown, choices.depthwise(chosen)], ["not known", "depthwise"], "others")
     parts = pd.DataFrame(
         {
             "plan": kind,

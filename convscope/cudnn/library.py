@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import mmap
 import os
 from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_void_p
 from pathlib import Path
@@ -22,6 +23,8 @@ CROSS_CORRELATION = 1
 ALGORITHM_COUNT = 8
 NAMED = "CONVSCOPE_CUDNN"
 """Environment variable with the path of a cuDNN to ask about plans, in place of PyTorch's, which alone is measured."""
+_ENGINES, _CUBLASLT = "libcudnn_engines_precompiled.so.9", b"libcublasLt.so."
+"""File beside cuDNN's that opens cuBLASLt, and what the name of that begins with."""
 
 # Each C function beside its argument types; all return cudnnStatus_t unless `_load` says otherwise.
 _SIGNATURES: dict[str, list[Any]] = {
@@ -76,20 +79,54 @@ def _library_path() -> str:
     """
     if named := os.environ.get(NAMED):
         return named
+    paths = (folder / "lib" / "libcudnn.so.9" for folder in _wheels("nvidia.cudnn"))
+    return str(next((path for path in paths if path.exists()), "libcudnn.so.9"))
+
+
+def _wheels(package: str) -> list[Path]:
+    """Return the folders of a package of NVIDIA's wheels, none where it is not installed."""
     try:
-        spec = importlib.util.find_spec("nvidia.cudnn")
+        spec = importlib.util.find_spec(package)
     except ModuleNotFoundError:
         spec = None
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / "lib" / "libcudnn.so.9"
-        if path.exists():
-            return str(path)
-    return "libcudnn.so.9"
+    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+
+
+def _load_cublaslt(cudnn: Path) -> None:
+    """Load the cuBLASLt that a cuDNN asks the loader for: one that finds none ends the process.
+
+    It looks beside itself, where wheels put it, and not in PyTorch's wheels if it lies elsewhere.
+
+    Raises:
+        CudnnMissingError: there is none of that name.
+    """
+    name = _cublaslt_of(cudnn.parent / _ENGINES)
+    if name is None:
+        return
+    wheels = [*cudnn.absolute().parents[2:3], *_wheels("nvidia")]
+    for path in (*(found for folder in wheels for found in sorted(folder.glob(f"*/lib/{name}"))), name):
+        try:
+            ctypes.CDLL(str(path))
+        except OSError:
+            continue
+        return
+    raise CudnnMissingError(f"{cudnn} needs {name}, which is not found: install it, or put it on LD_LIBRARY_PATH")
+
+
+def _cublaslt_of(engines: Path) -> str | None:
+    """Return the name by which cuDNN's engines open cuBLASLt, "libcublasLt.so.13"; None where they do not."""
+    if not engines.exists():
+        return None
+    with engines.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        start = text.find(_CUBLASLT)
+        return text[start : text.find(b"\0", start)].decode() if start >= 0 else None
 
 
 @functools.lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
     """Load cuDNN once; CudnnMissingError where this machine has none."""
+    if named := os.environ.get(NAMED):
+        _load_cublaslt(Path(named))
     try:
         loaded = ctypes.CDLL(_library_path())
     except OSError as error:

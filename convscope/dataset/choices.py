@@ -48,9 +48,13 @@ def with_plans(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([frame, chosen], ignore_index=True)
 
 
+def depthwise(frame: pd.DataFrame) -> pd.Series[bool]:
+    """Tell which convolutions have a group for each channel."""
+    return (frame["groups"] > 1) & (frame["groups"] == frame["in_channels"])
+
+
 def _plans(frame: pd.DataFrame) -> npt.NDArray[np.object_]:
     """Return the plan that each row's choice runs, "" where it is none, or not known."""
-    depthwise = (frame["groups"] > 1) & (frame["groups"] == frame["in_channels"])
-    chooses = frame["algorithm"].isin(OF_CUDNN) | ((frame["algorithm"] == OF_PYTORCH) & ~depthwise)
+    chooses = frame["algorithm"].isin(OF_CUDNN) | ((frame["algorithm"] == OF_PYTORCH) & ~depthwise(frame))
     known = chooses & frame[COLUMN].notna()
     return np.where(known, PLAN + frame[COLUMN].fillna("").astype(str), "").astype(object)

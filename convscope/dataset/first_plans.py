@@ -52,12 +52,10 @@ def why_not(gpu_name: str, versions: Iterable[str]) -> str | None:
     if same_as_here(known):
         return None
     wanted = f"{', '.join(sorted(known)) or 'no version'} was learned"
-    found = here()
-    return (
-        f"no cuDNN is here, {wanted}"
-        if found is None
-        else f"cuDNN {found} is here, {wanted} ({library.NAMED} names another)"
-    )
+    try:
+        return f"cuDNN {library.version()} is here, {wanted} ({library.NAMED} names another)"
+    except CudnnMissingError as error:
+        return f"{wanted}, and {error}"
 
 
 def filled(rows: Iterable[SampleRow]) -> list[SampleRow]:

@@ -65,10 +65,23 @@ def test_one_kind_of_them_is_the_first_ones_of_that_kind():
     assert drawn.first(100, drawn.KINDS) == [*range(100)]
 
 
+def test_uneven_ones_are_the_grouped_ones_of_channels_that_fill_no_power_of_two():
+    every = [each.in_channels // each.groups for each in EVERY if 1 < each.groups < each.in_channels]
+    uneven = drawn.first(20, (drawn.UNEVEN,))
+    widths = [EVERY[number].in_channels // EVERY[number].groups for number in uneven]
+    assert widths == [width for width in every if width % 8 == 0 and not math.log2(width).is_integer()][:20]
+    assert {number for number in uneven if number < 200} <= {*drawn.first(200, ("grouped",))}
+    both = drawn.first(40, ("depthwise", drawn.UNEVEN))
+    assert {*both} == {*drawn.first(40, ("depthwise",)), *drawn.first(40, (drawn.UNEVEN,))} & {*range(both[-1] + 1)}
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--drawn", "4", "--drawn-kinds", "round"], "--drawn-kinds round: choose some of dense grouped depthwise"),
+        (
+            ["--drawn", "4", "--drawn-kinds", "round"],
+            "--drawn-kinds round: choose some of dense grouped depthwise uneven",
+        ),
         (["--drawn", "4", "--drawn-kinds", "dense", "dense"], "--drawn-kinds dense dense: a kind stands twice"),
         (["--drawn-kinds", "dense"], "--drawn-kinds goes with --drawn N: say how many"),
     ],
@@ -81,7 +94,7 @@ def test_bad_kinds_are_one_line(flags: list[str], reason: str, tmp_path: Path, c
 
 
 def test_a_collection_of_no_kind_is_refused():
-    with pytest.raises(InputError, match="--drawn-kinds: choose some of dense grouped depthwise"):
+    with pytest.raises(InputError, match="--drawn-kinds: choose some of dense grouped depthwise uneven"):
         dataclasses.replace(ASKED, drawn_kinds=())
 
 

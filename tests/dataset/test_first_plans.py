@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from convscope.cudnn.graph.engines import Offers
 from convscope.cudnn.shape import Convolution
 from convscope.dataset import first_plans
 from convscope.dataset.samples import SampleRow
+from convscope.errors import CudnnMissingError
 
 H100, H200 = sorted(devices.BY_NAME)
 ROW = dataclasses.replace(
@@ -49,7 +53,7 @@ def test_arithmetic_decides_which_plan_is_first():
     assert len({plan_of(ROW), plain, half} - {None}) == 3
 
 
-def test_both_cards_are_asked_about(tmp_path: Path):
+def test_both_cards_are_asked_about():
     assert plan_of(dataclasses.replace(ROW, gpu_name=H100)) == plan_of(ROW)
 
 
@@ -95,4 +99,36 @@ def test_the_reason_is_said_where_plans_are_not_known():
 def test_without_cudnn_nothing_is_known(no_cudnn: None):
     assert first_plans.here() is None
     assert plan_of(ROW) is None
-    assert first_plans.why_not(H200, ["9.19.0"]) == "no cuDNN is here, 9.19.0 was learned"
+    reason = first_plans.why_not(H200, ["9.19.0"])
+    assert (reason or "").startswith("9.19.0 was learned, and cuDNN 9 cannot be loaded (")
+
+
+ASK = f"""
+from convscope.cudnn.graph import devices
+from convscope.cudnn.shape import Convolution
+from convscope.dataset import first_plans
+print(first_plans.first_plan(Convolution((8, 64, 56, 56), (128, 64, 3, 3), (1, 1), (1, 1), (1, 1)), {H200!r}))
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """PyTorch's cuDNN by a path from which it does not find the cuBLASLt that lies beside it."""
+    own = Path(library._library_path())
+    folder = tmp_path / "cudnn" / "lib"
+    folder.mkdir(parents=True)
+    for file in own.parent.glob("libcudnn*"):
+        (folder / file.name).symlink_to(file)
+    return folder / own.name
+
+
+def test_a_cudnn_that_lies_alone_is_given_pytorchs_cublaslt(elsewhere: Path):
+    named = {**os.environ, library.NAMED: str(elsewhere)}
+    asked = subprocess.run([sys.executable, "-c", ASK], env=named, capture_output=True, text=True, check=False)
+    assert (asked.returncode, asked.stdout.strip()) == (0, plan_of(ROW)), asked.stderr
+
+
+def test_without_cublaslt_it_is_one_line(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(library, "_cublaslt_of", lambda engines: "libcublasLt.so.99")
+    with pytest.raises(CudnnMissingError, match=r"libcudnn.so.9 needs libcublasLt.so.99, which is not found: "):
+        library._load_cublaslt(elsewhere)

@@ -36,6 +36,8 @@ GROUPED = {(3, 3): 70, (1, 1): 15, (5, 5): 15}
 DEPTHWISE = {(3, 3): 45, (5, 5): 25, (7, 7): 25, (9, 9): 5}
 KINDS = ("dense", "grouped", "depthwise")
 """A convolution without groups; one in groups of several channels; one whose groups have one channel each."""
+UNEVEN, UNIT = "uneven", 8
+"""Those grouped ones whose groups have a multiple of eight channels that is no power of two, as RegNets have."""
 
 
 @functools.cache
@@ -51,8 +53,9 @@ def convolution(number: int) -> Layer:
 
 
 def first(count: int, kinds: Sequence[str]) -> list[int]:
-    """Return the numbers of the first so many convolutions of these kinds, at least one of `KINDS`."""
-    return [*itertools.islice((number for number in itertools.count() if kind(number) in kinds), count)]
+    """Return the numbers of the first so many convolutions of these kinds, some of `KINDS` and `UNEVEN`."""
+    numbers = (each for each in itertools.count() if kind(each) in kinds or (UNEVEN in kinds and _is_uneven(each)))
+    return [*itertools.islice(numbers, count)]
 
 
 @functools.cache
@@ -60,6 +63,12 @@ def kind(number: int) -> str:
     """Return which of the `KINDS` the convolution of a number is."""
     layer = convolution(number)
     return "dense" if layer.groups == 1 else "depthwise" if layer.groups == layer.in_channels else "grouped"
+
+
+def _is_uneven(number: int) -> bool:
+    layer = convolution(number)
+    each = layer.in_channels // layer.groups
+    return kind(number) == "grouped" and each % UNIT == 0 and each.bit_count() > 1
 
 
 def _any(draw: random.Random, number: int) -> Layer:
