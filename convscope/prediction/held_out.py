@@ -15,7 +15,7 @@ from convscope.dataset.samples import ARITHMETIC, WORK
 from convscope.errors import InputError
 from convscope.prediction import intervals
 from convscope.prediction.features import Features, Floats
-from convscope.prediction.learners import core
+from convscope.prediction.learners import core, threads
 from convscope.prediction.learners.process import Mask
 
 FEWEST = 100
@@ -148,13 +148,14 @@ def missed_by_trees(
     given: Features, frame: pd.DataFrame, wanted: Floats, divisions: Divisions, is_linear: bool
 ) -> list[Floats]:
     """Return for each division what trees miss that were fitted without it, by row; NaN for a row not in it."""
-    found = list[Floats]()
-    for each in divisions:
+
+    def missed(each: Division) -> Floats:
         learned = core.fit(given.rows(~each.gone), frame[~each.gone], wanted[~each.gone], is_linear).core
         rests = np.full(len(frame), np.nan)
         rests[each.out] = wanted[each.out] - learned.predict(given.rows(each.out), frame[each.out])
-        found.append(rests)
-    return found
+        return rests
+
+    return threads.each(missed, divisions)
 
 
 def together(divisions: Divisions, values: Iterable[Floats], unknown: float = np.nan) -> Floats:

@@ -1,4 +1,4 @@
-"""Work in several processes, each a core of its own, that end with the process which started them."""
+"""Work in several processes, which share the cores, that end with the process which started them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from convscope.errors import InputError
+from convscope.prediction.learners import threads
 
 Found = TypeVar("Found")
 
@@ -30,7 +31,8 @@ def starmap(each: Callable[..., Found], work: Sequence[tuple[Any, ...]], process
         yield from itertools.starmap(each, work)
         return
     others = {*multiprocessing.active_children()}
-    pool = ProcessPoolExecutor(min(processes, len(work)), multiprocessing.get_context("spawn"), _end_with_parent)
+    count = min(processes, len(work))
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin, (count,))
     try:
         yield from pool.map(each, *zip(*work, strict=True))
     except BrokenProcessPool:
@@ -43,8 +45,9 @@ def starmap(each: Callable[..., Found], work: Sequence[tuple[Any, ...]], process
         pool.shutdown(cancel_futures=True)
 
 
-def _end_with_parent() -> None:
-    """Leave Ctrl-C to the process that started this one, and end when that ends, however it does."""
+def _begin(processes: int) -> None:
+    """Share the cores; leave Ctrl-C to the process that started this one, and end when that ends, however it does."""
+    threads.share_cores(processes)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

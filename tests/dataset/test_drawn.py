@@ -41,7 +41,7 @@ def test_all_kinds_are_among_them():
     kinds = Counter(
         "dense" if each.groups == 1 else "depthwise" if each.groups == each.in_channels else "grouped" for each in EVERY
     )
-    assert kinds == Counter(map(drawn.kind, range(len(EVERY))))
+    assert kinds == Counter(kind for each in EVERY for kind in drawn.KINDS if kind in drawn.names_of(each))
     assert all(count > 90 for count in kinds.values())
     assert {each.kernel for each in EVERY} == {*drawn.DENSE, *drawn.GROUPED, *drawn.DEPTHWISE}
     assert {each.dilation for each in EVERY} == {(1, 1), (2, 2)}
@@ -57,22 +57,33 @@ def test_more_of_them_extend_a_collection():
 
 
 def test_one_kind_of_them_is_the_first_ones_of_that_kind():
-    numbers = drawn.first(50, ("grouped",))
-    assert numbers == [number for number, each in enumerate(EVERY) if 1 < each.groups < each.in_channels][:50]
+    layers = drawn.first(50, ("grouped",))
+    assert layers == [each for each in EVERY if 1 < each.groups < each.in_channels][:50]
     stratum = coverage.strata(ASKED)[0]
     keys = coverage.shapes_of(dataclasses.replace(ASKED, drawn=50, drawn_kinds=("grouped",)), stratum)
-    assert keys == {uses.key_of(EVERY[number]) for number in numbers}
-    assert drawn.first(100, drawn.KINDS) == [*range(100)]
+    assert keys == {uses.key_of(each) for each in layers}
+    assert drawn.first(100, drawn.KINDS) == EVERY[:100]
 
 
 def test_uneven_ones_are_the_grouped_ones_of_channels_that_fill_no_power_of_two():
-    every = [each.in_channels // each.groups for each in EVERY if 1 < each.groups < each.in_channels]
-    uneven = drawn.first(20, (drawn.UNEVEN,))
-    widths = [EVERY[number].in_channels // EVERY[number].groups for number in uneven]
-    assert widths == [width for width in every if width % 8 == 0 and not math.log2(width).is_integer()][:20]
-    assert {number for number in uneven if number < 200} <= {*drawn.first(200, ("grouped",))}
-    both = drawn.first(40, ("depthwise", drawn.UNEVEN))
-    assert {*both} == {*drawn.first(40, ("depthwise",)), *drawn.first(40, (drawn.UNEVEN,))} & {*range(both[-1] + 1)}
+    grouped = drawn.first(200, ("grouped",))
+    uneven = [each for each in grouped if _is_uneven(each.in_channels // each.groups)]
+    assert len(uneven) > 20
+    assert drawn.first(len(uneven), (drawn.UNEVEN,)) == uneven
+
+
+def _is_uneven(channels: int) -> bool:
+    return channels % 8 == 0 and not math.log2(channels).is_integer()
+
+
+def test_squeezes_are_of_one_pixel_to_fewer_channels_or_more_and_drawn_apart():
+    squeezes = drawn.first(200, (drawn.SQUEEZE,))
+    assert squeezes == [drawn.squeeze(number) for number in range(200)]
+    assert {(each.size, each.kernel, each.groups) for each in squeezes} == {((1, 1), (1, 1), 1)}
+    assert 50 < sum(each.in_channels < each.out_channels for each in squeezes) < 150
+    both = drawn.first(100, (drawn.SQUEEZE, *drawn.KINDS))
+    assert both[::2] == EVERY[:50]
+    assert both[1::2] == squeezes[:50]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +91,7 @@ def test_uneven_ones_are_the_grouped_ones_of_channels_that_fill_no_power_of_two(
     [
         (
             ["--drawn", "4", "--drawn-kinds", "round"],
-            "--drawn-kinds round: choose some of dense grouped depthwise uneven",
+            "--drawn-kinds round: choose some of dense grouped depthwise uneven squeeze",
         ),
         (["--drawn", "4", "--drawn-kinds", "dense", "dense"], "--drawn-kinds dense dense: a kind stands twice"),
         (["--drawn-kinds", "dense"], "--drawn-kinds goes with --drawn N: say how many"),
@@ -94,7 +105,7 @@ def test_bad_kinds_are_one_line(flags: list[str], reason: str, tmp_path: Path, c
 
 
 def test_a_collection_of_no_kind_is_refused():
-    with pytest.raises(InputError, match="--drawn-kinds: choose some of dense grouped depthwise uneven"):
+    with pytest.raises(InputError, match="--drawn-kinds: choose some of dense grouped depthwise uneven squeeze"):
         dataclasses.replace(ASKED, drawn_kinds=())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from convscope.dataset import splits
 from convscope.errors import InputError
 from convscope.prediction import document, held_out, intervals, predictor
+from convscope.prediction.learners import threads
 from convscope.prediction.predictor import Predictor
 
 BOTH = ("gemm", "winograd")
@@ -358,7 +360,17 @@ def test_without_pytorchs_own_choice_there_is_no_interval_against_it(made: Predi
     assert np.isinf(made.against_own(ASKED)).all()
 
 
-def test_one_thread_fits_whatever_the_caller_has(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("unit", ["layer", "family"])
+def test_the_number_of_threads_changes_no_digit(unit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    frame, texts = samples(100), set[str]()
+    for count in (1, 3):
+        monkeypatch.setattr(threads, "count", functools.partial(int, count))
+        document.write(tmp_path / "predictor.json", predictor.fit(frame, "time", {}, unit), frame)
+        texts.add((tmp_path / "predictor.json").read_text(encoding="utf-8"))
+    assert len(texts) == 1
+
+
+def test_one_thread_computes_a_part_whatever_the_caller_has(monkeypatch: pytest.MonkeyPatch):
     threads: list[int] = []
     fitted = predictor._fitted
 

@@ -79,8 +79,8 @@ def sources(asked: Collection, stratum: Stratum) -> list[Source]:
         own = [use for setting, use in asked.renewed if Stratum(setting, use.batch_size) == stratum]
         return [functools.partial(_given, tuple(block)) for block in blocks(own)]
     of_models = [functools.partial(uses_of, *each) for each in itertools.product(asked.models, asked.sizes)]
-    numbers = drawn.first(asked.drawn, asked.drawn_kinds)
-    return [*of_models, *(functools.partial(_drawn, tuple(block)) for block in blocks(numbers))]
+    layers = drawn.first(asked.drawn, asked.drawn_kinds)
+    return [*of_models, *(functools.partial(_drawn, tuple(block)) for block in blocks(layers))]
 
 
 def blocks(items: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -94,9 +94,8 @@ def _given(uses: tuple[Use, ...]) -> tuple[tuple[Layer, Use], ...]:
 
 
 @functools.cache
-def _drawn(numbers: tuple[int, ...]) -> tuple[tuple[Layer, Use], ...]:
-    every = map(drawn.convolution, numbers)
-    return tuple((each, Use(None, None, None, 0, key_of(each))) for each in every)
+def _drawn(layers: tuple[Layer, ...]) -> tuple[tuple[Layer, Use], ...]:
+    return tuple((each, Use(None, None, None, 0, key_of(each))) for each in layers)
 
 
 def groups(asked: Collection, known: Set[tuple[str, Key]], begun: int = 0) -> Iterator[Group]:

@@ -38,6 +38,11 @@ KINDS = ("dense", "grouped", "depthwise")
 """A convolution without groups; one in groups of several channels; one whose groups have one channel each."""
 UNEVEN, UNIT = "uneven", 8
 """Those grouped ones whose groups have a multiple of eight channels that is no power of two, as RegNets have."""
+SQUEEZE = "squeeze"
+"""A convolution of one pixel, to fewer channels or to more, as in squeeze-and-excitation; drawn apart."""
+NAMES = (*KINDS, UNEVEN, SQUEEZE)
+SQUEEZED, SHARES = (32, 2048), (2, 32)
+"""Channels on the wide side of a squeeze, and how many times as many they are as those on the other."""
 
 
 @functools.cache
@@ -52,23 +57,34 @@ def convolution(number: int) -> Layer:
             return layer
 
 
-def first(count: int, kinds: Sequence[str]) -> list[int]:
-    """Return the numbers of the first so many convolutions of these kinds, some of `KINDS` and `UNEVEN`."""
-    numbers = (each for each in itertools.count() if kind(each) in kinds or (UNEVEN in kinds and _is_uneven(each)))
-    return [*itertools.islice(numbers, count)]
-
-
 @functools.cache
-def kind(number: int) -> str:
-    """Return which of the `KINDS` the convolution of a number is."""
-    layer = convolution(number)
-    return "dense" if layer.groups == 1 else "depthwise" if layer.groups == layer.in_channels else "grouped"
+def squeeze(number: int) -> Layer:
+    """Return the squeeze of a number, at batch 1, without a bias."""
+    draw = random.Random(f"squeeze {number}")
+    wide = _channels(draw, *SQUEEZED)
+    narrow = max(1, round(wide / _log_uniform(draw, *SHARES)))
+    channels = draw.choice(((wide, narrow), (narrow, wide)))
+    return Layer.of_sizes(
+        f"squeeze{number}", 0, batch=1, in_channels=channels[0], out_channels=channels[1], size=(1, 1), kernel=(1, 1)
+    )
 
 
-def _is_uneven(number: int) -> bool:
-    layer = convolution(number)
+def first(count: int, names: Sequence[str]) -> list[Layer]:
+    """Return the first so many convolutions that go by one of these `NAMES`, at least one."""
+    every = (layer for number in itertools.count() for layer in (convolution(number), squeeze(number)))
+    return [*itertools.islice((layer for layer in every if names_of(layer) & {*names}), count)]
+
+
+def names_of(layer: Layer) -> set[str]:
+    """Return which of the `NAMES` a drawn convolution goes by."""
+    if layer.size == (1, 1):
+        return {SQUEEZE}
+    if layer.groups == 1:
+        return {"dense"}
     each = layer.in_channels // layer.groups
-    return kind(number) == "grouped" and each % UNIT == 0 and each.bit_count() > 1
+    if each == 1:
+        return {"depthwise"}
+    return {"grouped", UNEVEN} if each % UNIT == 0 and each.bit_count() > 1 else {"grouped"}
 
 
 def _any(draw: random.Random, number: int) -> Layer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from convscope.cli.options import at_least
 from convscope.convolution import names
-from convscope.dataset.collect.drawn import KINDS, UNEVEN
+from convscope.dataset.collect.drawn import KINDS, NAMES
 from convscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
     "float16,nhwc": {"dtype": "float16", "math": "tf32", "layout": "nhwc"},
 }
 ON_CPU = ("fp32",)
-DRAWN_KINDS = (*KINDS, UNEVEN)
 GROUP_BYTES = {"cpu": 2**28, "cuda": 2**33}
 GROUP_SHAPES = {"cpu": 8, "cuda": 64}
 ENERGY_EVERY = {"cpu": 0, "cuda": 8}
@@ -63,8 +62,8 @@ class Collection:
         group_shapes, group_bytes: the most of a group; one shape that is larger is a group of its own.
         energy_every: the energy of every so manieth group is measured, with `ENERGY_SHAPES` shapes; 0 is none.
         processes: groups under way at once; one of them at a time is timed, the candidates of the others are tried.
-        drawn: convolutions that no model has, the first so many of `drawn.convolution` that are of `drawn_kinds`.
-        drawn_kinds: some of `drawn.KINDS`, or `drawn.UNEVEN`.
+        drawn: convolutions that no model has, the first so many that go by `drawn_kinds`.
+        drawn_kinds: some of `drawn.NAMES`.
         renewed: shapes of existing samples, each with its setting, in place of those of models and drawn ones.
         part: which of how many parts of the shapes, (1, 1) for all: GPUs that take one part each share the work.
     """
@@ -108,10 +107,10 @@ class Collection:
         if not 1 <= self.part[0] <= self.part[1]:
             raise InputError(f"--part {self.part[0]}/{self.part[1]}: say which of how many, 1/2 and 2/2 for two")
         if not self.drawn_kinds:
-            raise InputError(f"--drawn-kinds: choose some of {' '.join(DRAWN_KINDS)}")
+            raise InputError(f"--drawn-kinds: choose some of {' '.join(NAMES)}")
         for kind in self.drawn_kinds:
-            if kind not in DRAWN_KINDS:
-                raise InputError(f"--drawn-kinds {kind}: choose some of {' '.join(DRAWN_KINDS)}")
+            if kind not in NAMES:
+                raise InputError(f"--drawn-kinds {kind}: choose some of {' '.join(NAMES)}")
         if len(set(self.drawn_kinds)) < len(self.drawn_kinds):
             raise InputError(f"--drawn-kinds {' '.join(self.drawn_kinds)}: a kind stands twice, say each once")
         for name in self.models:

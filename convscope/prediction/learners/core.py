@@ -29,7 +29,7 @@ from convscope.dataset import splits
 from convscope.dataset.samples import ARITHMETIC, SHAPE, WORK
 from convscope.errors import InputError
 from convscope.prediction.features import CATEGORIES, Features, Floats
-from convscope.prediction.learners import booster
+from convscope.prediction.learners import booster, threads
 from convscope.prediction.learners.booster import Booster
 
 EVERY = ""
@@ -118,7 +118,9 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, is_linear: bool = 
     if len(np.unique(number_of)) < 2:
         raise InputError(f"samples of {len({*work})} shapes are too few to hold some of them back: measure more")
     learns = [number_of != number for number in range(splits.PARTS)]
-    folds = [Booster.fit(names, numbers[rows], left[rows], **(LINEAR if is_linear else {})) for rows in learns]
+    folds = threads.each(
+        lambda rows: Booster.fit(names, numbers[rows], left[rows], **(LINEAR if is_linear else {})), learns
+    )
     rests = left.copy()
     for trees, learned in zip(folds, learns, strict=True):
         rests[~learned] -= trees.predict(numbers[~learned])

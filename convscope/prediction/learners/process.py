@@ -25,7 +25,7 @@ from scipy.spatial.distance import cdist
 from convscope.dataset import splits
 from convscope.dataset.samples import ARITHMETIC, WORK
 from convscope.prediction.features import CATEGORIES, Features, Floats, features
-from convscope.prediction.learners import kernels
+from convscope.prediction.learners import kernels, threads
 from convscope.prediction.learners.kernels import ByKernel
 from convscope.prediction.learners.matrices import inverse
 from convscope.prediction.learners.weights import ALIKE, ALIKE_ALGORITHM, ALIKE_ENGINE, UNKNOWN, WEIGHTS
@@ -197,26 +197,39 @@ def fit(
         {name: float(spread[name]) / weight for name, weight in weight_of.items()},
     )
     places, groups = _Places.of(given, *own), groups_of(given, frame)
-    weights, points, means, by_kernel = list[float](), list[int](), dict[str, float](), dict[str, ByKernel]()
     rests, far = ([np.full(len(frame), unknown) for _ in divisions] for unknown in (np.nan, np.inf))
-    for name in sorted({*groups}):
-        rows = np.flatnonzero(groups == name)
-        if len(rows) < FEWEST:
-            continue
+
+    def fitted(rows: Places) -> _Group:
         chosen = rows[thinned(frame.iloc[rows], MOST)]
         likeness = places.among(chosen)
         found = _OfOne(places, wanted, rows, chosen, _noise(places, frame, wanted, chosen), likeness)
         found.know_kernels(frame, likeness)
-        means[name] = found.mean
-        weights += found.weights.tolist()
-        points += chosen.tolist()
-        if found.by_kernel is not None:
-            by_kernel[name] = found.by_kernel.fitted(found.share)
-        for (judged, out), rest, distances in zip(divisions, rests, far, strict=True):
+        for (judged, out), rest, distances in zip(divisions, rests, far, strict=True):  # each group has rows of its own
             found.leave_out(judged, out, rest)
             asked, left = rows[judged[rows]], chosen[~out[chosen]]
             distances[asked] = places.rows(asked).distances(places.rows(left))
+        by_kernel = None if found.by_kernel is None else found.by_kernel.fitted(found.share)
+        return _Group(chosen, found.weights, found.mean, by_kernel)
+
+    rows_of = {str(name): np.flatnonzero(groups == name) for name in {*groups}}
+    names = sorted((name for name in rows_of if len(rows_of[name]) >= FEWEST), key=lambda name: -len(rows_of[name]))
+    of_name = dict(zip(names, threads.each(fitted, [rows_of[name] for name in names]), strict=True))
+    every = {name: of_name[name] for name in sorted(names)}
+    points = [point for group in every.values() for point in group.points.tolist()]
+    weights = [weight for group in every.values() for weight in group.weights.tolist()]
+    means = {name: group.mean for name, group in every.items()}
+    by_kernel = {name: group.by_kernel for name, group in every.items() if group.by_kernel is not None}
     return Fitted(Process(_kept(given, frame, points), weights, means, *own, by_kernel, cards), rests, far)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What a process keeps of one group: the numbers of its points, their weights, its mean, what kernels say."""
+
+    points: Places
+    weights: Floats
+    mean: float
+    by_kernel: ByKernel | None
 
 
 def _kept(given: Features, frame: pd.DataFrame, points: Sequence[int]) -> dict[str, list[object]]:
