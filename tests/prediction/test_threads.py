@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from convscope.prediction import processes
 from convscope.prediction.learners import threads
 
 WAIT_S = 10
@@ -36,9 +37,15 @@ def test_a_part_starts_no_threads_of_its_own(six_cores: None):
     assert threads.count() == threads.MOST
 
 
-@pytest.mark.parametrize(("processes", "count"), [(1, 4), (2, 3), (3, 2), (6, 1), (13, 1)])
-def test_processes_share_the_cores(six_cores: None, processes: int, count: int):
-    threads.share_cores(processes)
+def test_processes_that_a_split_is_judged_in_know_of_each_other():
+    asked = "len({*__import__('os').sched_getaffinity(0)}), __import__('convscope').prediction.learners.threads.count()"
+    for cores, count in processes.starmap(eval, [(asked,), (asked,)], 2):
+        assert count == max(1, min(threads.MOST, cores // 2))
+
+
+@pytest.mark.parametrize(("sharing", "count"), [(1, 4), (2, 3), (3, 2), (6, 1), (13, 1)])
+def test_processes_share_the_cores(six_cores: None, sharing: int, count: int):
+    threads.share_cores(sharing)
     assert threads.count() == count
 
 
