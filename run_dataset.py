@@ -72,12 +72,16 @@ def _add_measuring(made: OneLineParser) -> None:
 
 def _add_choice(made: OneLineParser) -> None:
     """Add which shapes are measured beside those of models, or in place of them."""
-    from convscope.dataset.collect.drawn import KINDS, SQUEEZE, UNEVEN
+    from convscope.dataset.collect.drawn import DEFAULT_KINDS, SQUEEZE, UNEVEN
 
     drawn = "N convolutions that no model has, drawn over the range of networks'; no models then but those of --models"
     made.add_argument("--drawn", type=int, default=0, metavar="N", help=drawn)
-    kinds = f"kinds of convolutions that --drawn takes, default all: {' '.join(KINDS)}; {UNEVEN}: of the grouped ones"
-    kinds += f" those whose groups have a multiple of eight channels that is no power of two; {SQUEEZE}: of one pixel"
+    kinds = (
+        f"kinds of convolutions that --drawn takes, default {' '.join(DEFAULT_KINDS)}; also {UNEVEN}, of the grouped"
+    )
+    kinds += (
+        f" ones those whose groups have a multiple of eight channels that is no power of two; {SQUEEZE}, of one pixel"
+    )
     made.add_argument("--drawn-kinds", nargs="+", metavar="KIND", help=kinds)
     part = "measure part I of N of the shapes, 1/1: several GPUs take one part each, each into its own folder"
     made.add_argument("--part", type=_part, default="1/1", metavar="I/N", help=part)
@@ -221,7 +225,7 @@ def _request(
         energy_every=request.ENERGY_EVERY[kind] if few is None else few,
         group_shapes=request.GROUP_SHAPES[kind] if shapes is None else shapes,
         group_bytes=request.GROUP_BYTES[kind], part=options.part, drawn=options.drawn, renewed=tuple(renewed),
-        drawn_kinds=tuple(options.drawn_kinds or drawn.KINDS),
+        drawn_kinds=tuple(options.drawn_kinds or drawn.DEFAULT_KINDS),
         processes=request.processes_for(kind, memory_bytes) if count is None else count,
     )  # fmt: skip
 

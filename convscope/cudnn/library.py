@@ -24,7 +24,7 @@ ALGORITHM_COUNT = 8
 NAMED = "CONVSCOPE_CUDNN"
 """Environment variable with the path of a cuDNN to ask about plans, in place of PyTorch's, which alone is measured."""
 _ENGINES, _CUBLASLT = "libcudnn_engines_precompiled.so.9", b"libcublasLt.so."
-"""File beside cuDNN's that opens cuBLASLt, and what the name of that begins with."""
+"""File beside cuDNN's that opens cuBLASLt, and the prefix of the latter's file name."""
 
 # Each C function beside its argument types; all return cudnnStatus_t unless `_load` says otherwise.
 _SIGNATURES: dict[str, list[Any]] = {
@@ -93,9 +93,9 @@ def _wheels(package: str) -> list[Path]:
 
 
 def _load_cublaslt(cudnn: Path) -> None:
-    """Load the cuBLASLt that a cuDNN asks the loader for: one that finds none ends the process.
+    """Load the cuBLASLt that a cuDNN needs: a cuDNN that finds none ends the process.
 
-    It looks beside itself, where wheels put it, and not in PyTorch's wheels if it lies elsewhere.
+    A cuDNN outside PyTorch's wheels does not find the one in these.
 
     Raises:
         CudnnMissingError: there is none of that name.
@@ -104,7 +104,8 @@ def _load_cublaslt(cudnn: Path) -> None:
     if name is None:
         return
     wheels = [*cudnn.absolute().parents[2:3], *_wheels("nvidia")]
-    for path in (*(found for folder in wheels for found in sorted(folder.glob(f"*/lib/{name}"))), name):
+    in_wheels = (found for folder in wheels for found in sorted(folder.glob(f"*/lib/{name}")))
+    for path in (cudnn.parent / name, *in_wheels, name):
         try:
             ctypes.CDLL(str(path))
         except OSError:
@@ -124,16 +125,15 @@ def _cublaslt_of(engines: Path) -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """Load cuDNN once; CudnnMissingError where this machine has none."""
+    """Load cuDNN once; CudnnMissingError where this machine has none, or not what a named one needs."""
     if named := os.environ.get(NAMED):
         _load_cublaslt(Path(named))
     try:
         loaded = ctypes.CDLL(_library_path())
     except OSError as error:
-        raise CudnnMissingError(
-            f"cuDNN 9 cannot be loaded ({error}): install PyTorch's CUDA wheels, "
-            "or put libcudnn.so.9 on LD_LIBRARY_PATH"
-        ) from None
+        other = f"{NAMED} names it: let it name another, or unset it"
+        usual = "install PyTorch's CUDA wheels, or put libcudnn.so.9 on LD_LIBRARY_PATH"
+        raise CudnnMissingError(f"cuDNN 9 cannot be loaded ({error}): {other if named else usual}") from None
     for name, argument_types in _SIGNATURES.items():
         getattr(loaded, name).argtypes = argument_types
         getattr(loaded, name).restype = c_int

@@ -51,11 +51,11 @@ def why_not(gpu_name: str, versions: Iterable[str]) -> str | None:
     known = [each for each in versions if each]
     if same_as_here(known):
         return None
-    wanted = f"{', '.join(sorted(known)) or 'no version'} was learned"
+    wanted = f"the samples are of {', '.join(sorted(known)) or 'no version'}"
     try:
         return f"cuDNN {library.version()} is here, {wanted} ({library.NAMED} names another)"
     except CudnnMissingError as error:
-        return f"{wanted}, and {error}"
+        return f"{error}; {wanted}"
 
 
 def filled(rows: Iterable[SampleRow]) -> list[SampleRow]:

@@ -155,7 +155,7 @@ def missed_by_trees(
         rests[each.out] = wanted[each.out] - learned.predict(given.rows(each.out), frame[each.out])
         return rests
 
-    return threads.each(missed, divisions)
+    return threads.parallel_map(missed, divisions)
 
 
 def together(divisions: Divisions, values: Iterable[Floats], unknown: float = np.nan) -> Floats:

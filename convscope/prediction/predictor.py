@@ -238,7 +238,7 @@ def logarithms(frame: pd.DataFrame, target: str, given: Features) -> Floats:
 def fit(
     frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer", calls: Sequence[CallRow] | None = ()
 ) -> Predictor:
-    """Fit a predictor to samples (`usable`), by one thread: sums of several end in other digits, and other predictors.
+    """Fit a predictor to samples (`usable`), each part by one thread: sums by several end in other digits.
 
     Args:
         unit: what its intervals are to hold for that was not learned: other rows, layers, families, sizes, cards.

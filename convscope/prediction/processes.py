@@ -1,4 +1,4 @@
-"""Work in several processes, which share the cores, that end with the process which started them."""
+"""Work in several processes, which share the cores and end with the process that started them."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_all_kinds_are_among_them():
     kinds = Counter(
         "dense" if each.groups == 1 else "depthwise" if each.groups == each.in_channels else "grouped" for each in EVERY
     )
-    assert kinds == Counter(kind for each in EVERY for kind in drawn.KINDS if kind in drawn.names_of(each))
+    assert kinds == Counter(kind for each in EVERY for kind in drawn.DEFAULT_KINDS if kind in drawn.kinds_of(each))
     assert all(count > 90 for count in kinds.values())
     assert {each.kernel for each in EVERY} == {*drawn.DENSE, *drawn.GROUPED, *drawn.DEPTHWISE}
     assert {each.dilation for each in EVERY} == {(1, 1), (2, 2)}
@@ -62,7 +62,7 @@ def test_one_kind_of_them_is_the_first_ones_of_that_kind():
     stratum = coverage.strata(ASKED)[0]
     keys = coverage.shapes_of(dataclasses.replace(ASKED, drawn=50, drawn_kinds=("grouped",)), stratum)
     assert keys == {uses.key_of(each) for each in layers}
-    assert drawn.first(100, drawn.KINDS) == EVERY[:100]
+    assert drawn.first(100, drawn.DEFAULT_KINDS) == EVERY[:100]
 
 
 def test_uneven_ones_are_the_grouped_ones_of_channels_that_fill_no_power_of_two():
@@ -81,7 +81,7 @@ def test_squeezes_are_of_one_pixel_to_fewer_channels_or_more_and_drawn_apart():
     assert squeezes == [drawn.squeeze(number) for number in range(200)]
     assert {(each.size, each.kernel, each.groups) for each in squeezes} == {((1, 1), (1, 1), 1)}
     assert 50 < sum(each.in_channels < each.out_channels for each in squeezes) < 150
-    both = drawn.first(100, (drawn.SQUEEZE, *drawn.KINDS))
+    both = drawn.first(100, (drawn.SQUEEZE, *drawn.DEFAULT_KINDS))
     assert both[::2] == EVERY[:50]
     assert both[1::2] == squeezes[:50]
 

@@ -93,14 +93,15 @@ def test_the_reason_is_said_where_plans_are_not_known():
     assert first_plans.why_not(H200, [library.version()]) is None
     assert first_plans.why_not("Tesla T4", ["9.19.0"]) == f"cuDNN is only told of {H100}, {H200}"
     other = first_plans.why_not(H200, ["8.9.7"])
-    assert other == f"cuDNN {library.version()} is here, 8.9.7 was learned (CONVSCOPE_CUDNN names another)"
+    assert other == f"cuDNN {library.version()} is here, the samples are of 8.9.7 (CONVSCOPE_CUDNN names another)"
 
 
 def test_without_cudnn_nothing_is_known(no_cudnn: None):
     assert first_plans.here() is None
     assert plan_of(ROW) is None
-    reason = first_plans.why_not(H200, ["9.19.0"])
-    assert (reason or "").startswith("9.19.0 was learned, and cuDNN 9 cannot be loaded (")
+    reason = first_plans.why_not(H200, ["9.19.0"]) or ""
+    assert reason.startswith("cuDNN 9 cannot be loaded (")
+    assert reason.endswith("): CONVSCOPE_CUDNN names it: let it name another, or unset it; the samples are of 9.19.0")
 
 
 ASK = f"""
@@ -126,6 +127,14 @@ def test_a_cudnn_that_lies_alone_is_given_pytorchs_cublaslt(elsewhere: Path):
     named = {**os.environ, library.NAMED: str(elsewhere)}
     asked = subprocess.run([sys.executable, "-c", ASK], env=named, capture_output=True, text=True, check=False)
     assert (asked.returncode, asked.stdout.strip()) == (0, plan_of(ROW)), asked.stderr
+
+
+def test_a_cublaslt_beside_cudnn_comes_first(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
+    beside, loaded = elsewhere.parent / "libcublasLt.so.99", list[str]()
+    monkeypatch.setattr(library, "_cublaslt_of", lambda engines: beside.name)
+    monkeypatch.setattr(library.ctypes, "CDLL", loaded.append)
+    library._load_cublaslt(elsewhere)
+    assert loaded == [str(beside)]
 
 
 def test_without_cublaslt_it_is_one_line(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):

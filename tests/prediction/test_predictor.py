@@ -18,7 +18,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from convscope.dataset import splits
 from convscope.errors import InputError
 from convscope.prediction import document, held_out, intervals, predictor
-from convscope.prediction.learners import threads
+from convscope.prediction.features import features
+from convscope.prediction.learners import process, threads
 from convscope.prediction.predictor import Predictor
 
 BOTH = ("gemm", "winograd")
@@ -362,7 +363,8 @@ def test_without_pytorchs_own_choice_there_is_no_interval_against_it(made: Predi
 
 @pytest.mark.parametrize("unit", ["layer", "family"])
 def test_the_number_of_threads_changes_no_digit(unit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    frame, texts = samples(100), set[str]()
+    frame, texts = samples(330), set[str]()
+    assert len({*process.groups_of(features(frame, {}), frame)}) > 1
     for count in (1, 3):
         monkeypatch.setattr(threads, "count", functools.partial(int, count))
         document.write(tmp_path / "predictor.json", predictor.fit(frame, "time", {}, unit), frame)
@@ -371,15 +373,15 @@ def test_the_number_of_threads_changes_no_digit(unit: str, monkeypatch: pytest.M
 
 
 def test_one_thread_computes_a_part_whatever_the_caller_has(monkeypatch: pytest.MonkeyPatch):
-    threads: list[int] = []
+    found: list[int] = []
     fitted = predictor._fitted
 
     def watched(*arguments: Any) -> Any:
-        threads.extend(each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas")
+        found.extend(each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas")
         return fitted(*arguments)
 
     monkeypatch.setattr(predictor, "_fitted", watched)
     with threadpool_limits(2, user_api="blas"):
         predictor.fit(samples(60), "time", {})
-    assert threads
-    assert {*threads} == {1}
+    assert found
+    assert {*found} == {1}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import time
 
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from convscope.prediction import processes
 from convscope.prediction.learners import threads
@@ -26,21 +29,20 @@ def test_parts_are_computed_side_by_side_and_returned_in_order(six_cores: None):
         together.wait(WAIT_S)  # which none passes alone
         return number
 
-    assert threads.each(part, range(2 * threads.MOST)) == [*range(2 * threads.MOST)]
+    assert threads.parallel_map(part, range(2 * threads.MOST)) == [*range(2 * threads.MOST)]
 
 
 def test_a_part_starts_no_threads_of_its_own(six_cores: None):
-    def part(number: int) -> list[int]:
-        return threads.each(lambda _: threading.get_ident(), range(3))
+    def part(number: int) -> bool:
+        return {*threads.parallel_map(lambda _: threading.get_ident(), range(3))} == {threading.get_ident()}
 
-    assert all(len({*own}) == 1 for own in threads.each(part, range(4)))
+    assert all(threads.parallel_map(part, range(4)))
     assert threads.count() == threads.MOST
 
 
-def test_processes_that_a_split_is_judged_in_know_of_each_other():
-    asked = "len({*__import__('os').sched_getaffinity(0)}), __import__('convscope').prediction.learners.threads.count()"
-    for cores, count in processes.starmap(eval, [(asked,), (asked,)], 2):
-        assert count == max(1, min(threads.MOST, cores // 2))
+def test_processes_that_splits_are_judged_in_know_of_each_other():
+    asked = "__import__('convscope').prediction.learners.threads._processes"
+    assert [*processes.starmap(eval, [(asked,), (asked,)], 2)] == [2, 2]
 
 
 @pytest.mark.parametrize(("sharing", "count"), [(1, 4), (2, 3), (3, 2), (6, 1), (13, 1)])
@@ -49,6 +51,37 @@ def test_processes_share_the_cores(six_cores: None, sharing: int, count: int):
     assert threads.count() == count
 
 
-def test_the_error_of_a_part_is_raised(six_cores: None):
+def test_the_error_of_a_part_is_raised_and_no_further_ones_are_begun(six_cores: None):
+    begun = list[int]()
+
+    def part(number: int) -> None:
+        begun.append(number)
+        time.sleep(0.01)
+        raise ZeroDivisionError(number)
+
     with pytest.raises(ZeroDivisionError):
-        threads.each(lambda number: 1 // number, [1, 0])
+        threads.parallel_map(part, range(40))
+    assert len(begun) <= threads.MOST
+
+
+def test_an_interrupt_does_not_wait_for_parts(six_cores: None):
+    release, begun = threading.Event(), threading.Barrier(threads.MOST)
+
+    def part(number: int) -> None:
+        if begun.wait(WAIT_S) == 0:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        release.wait(WAIT_S)
+
+    start_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        threads.parallel_map(part, range(threads.MOST))
+    release.set()
+    assert time.monotonic() - start_s < WAIT_S / 2
+
+
+def test_each_part_has_one_thread_of_blas(six_cores: None):
+    def part(number: int) -> set[int]:
+        return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+
+    with threadpool_limits(2, user_api="blas"):
+        assert threads.parallel_map(part, range(4)) == [{1}] * 4

@@ -34,15 +34,15 @@ DENSE = {
 """Kernels of convolutions without groups, and in how many of a hundred draws each comes; not all draws are kept."""
 GROUPED = {(3, 3): 70, (1, 1): 15, (5, 5): 15}
 DEPTHWISE = {(3, 3): 45, (5, 5): 25, (7, 7): 25, (9, 9): 5}
-KINDS = ("dense", "grouped", "depthwise")
+DEFAULT_KINDS = ("dense", "grouped", "depthwise")
 """A convolution without groups; one in groups of several channels; one whose groups have one channel each."""
 UNEVEN, UNIT = "uneven", 8
-"""Those grouped ones whose groups have a multiple of eight channels that is no power of two, as RegNets have."""
+"""Grouped ones whose groups have a multiple of this many channels that is no power of two, as RegNets have."""
 SQUEEZE = "squeeze"
 """A convolution of one pixel, to fewer channels or to more, as in squeeze-and-excitation; drawn apart."""
-NAMES = (*KINDS, UNEVEN, SQUEEZE)
-SQUEEZED, SHARES = (32, 2048), (2, 32)
-"""Channels on the wide side of a squeeze, and how many times as many they are as those on the other."""
+KINDS = (*DEFAULT_KINDS, UNEVEN, SQUEEZE)
+SQUEEZED, RATIOS = (32, 2048), (2, 32)
+"""Channels on the wide side of a squeeze, and their ratio to those on the other side."""
 
 
 @functools.cache
@@ -62,21 +62,21 @@ def squeeze(number: int) -> Layer:
     """Return the squeeze of a number, at batch 1, without a bias."""
     draw = random.Random(f"squeeze {number}")
     wide = _channels(draw, *SQUEEZED)
-    narrow = max(1, round(wide / _log_uniform(draw, *SHARES)))
+    narrow = max(1, round(wide / _log_uniform(draw, *RATIOS)))
     channels = draw.choice(((wide, narrow), (narrow, wide)))
     return Layer.of_sizes(
         f"squeeze{number}", 0, batch=1, in_channels=channels[0], out_channels=channels[1], size=(1, 1), kernel=(1, 1)
     )
 
 
-def first(count: int, names: Sequence[str]) -> list[Layer]:
-    """Return the first so many convolutions that go by one of these `NAMES`, at least one."""
+def first(count: int, kinds: Sequence[str]) -> list[Layer]:
+    """Return the first `count` convolutions that are of one of these `KINDS`, at least one."""
     every = (layer for number in itertools.count() for layer in (convolution(number), squeeze(number)))
-    return [*itertools.islice((layer for layer in every if names_of(layer) & {*names}), count)]
+    return [*itertools.islice((layer for layer in every if kinds_of(layer) & {*kinds}), count)]
 
 
-def names_of(layer: Layer) -> set[str]:
-    """Return which of the `NAMES` a drawn convolution goes by."""
+def kinds_of(layer: Layer) -> set[str]:
+    """Return which of the `KINDS` a drawn convolution is of."""
     if layer.size == (1, 1):
         return {SQUEEZE}
     if layer.groups == 1:

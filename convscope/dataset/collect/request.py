@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from convscope.cli.options import at_least
 from convscope.convolution import names
-from convscope.dataset.collect.drawn import KINDS, NAMES
+from convscope.dataset.collect.drawn import DEFAULT_KINDS, KINDS
 from convscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class Collection:
         group_shapes, group_bytes: the most of a group; one shape that is larger is a group of its own.
         energy_every: the energy of every so manieth group is measured, with `ENERGY_SHAPES` shapes; 0 is none.
         processes: groups under way at once; one of them at a time is timed, the candidates of the others are tried.
-        drawn: convolutions that no model has, the first so many that go by `drawn_kinds`.
-        drawn_kinds: some of `drawn.NAMES`.
+        drawn: convolutions that no model has, the first that are of `drawn_kinds`.
+        drawn_kinds: some of `drawn.KINDS`.
         renewed: shapes of existing samples, each with its setting, in place of those of models and drawn ones.
         part: which of how many parts of the shapes, (1, 1) for all: GPUs that take one part each share the work.
     """
@@ -82,7 +82,7 @@ class Collection:
     processes: int = 1
     part: tuple[int, int] = (1, 1)
     drawn: int = 0
-    drawn_kinds: tuple[str, ...] = KINDS
+    drawn_kinds: tuple[str, ...] = DEFAULT_KINDS
     renewed: tuple[tuple[str, Use], ...] = ()
 
     @property
@@ -107,10 +107,10 @@ class Collection:
         if not 1 <= self.part[0] <= self.part[1]:
             raise InputError(f"--part {self.part[0]}/{self.part[1]}: say which of how many, 1/2 and 2/2 for two")
         if not self.drawn_kinds:
-            raise InputError(f"--drawn-kinds: choose some of {' '.join(NAMES)}")
+            raise InputError(f"--drawn-kinds: choose some of {' '.join(KINDS)}")
         for kind in self.drawn_kinds:
-            if kind not in NAMES:
-                raise InputError(f"--drawn-kinds {kind}: choose some of {' '.join(NAMES)}")
+            if kind not in KINDS:
+                raise InputError(f"--drawn-kinds {kind}: choose some of {' '.join(KINDS)}")
         if len(set(self.drawn_kinds)) < len(self.drawn_kinds):
             raise InputError(f"--drawn-kinds {' '.join(self.drawn_kinds)}: a kind stands twice, say each once")
         for name in self.models:

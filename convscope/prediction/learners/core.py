@@ -118,7 +118,7 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, is_linear: bool = 
     if len(np.unique(number_of)) < 2:
         raise InputError(f"samples of {len({*work})} shapes are too few to hold some of them back: measure more")
     learns = [number_of != number for number in range(splits.PARTS)]
-    folds = threads.each(
+    folds = threads.parallel_map(
         lambda rows: Booster.fit(names, numbers[rows], left[rows], **(LINEAR if is_linear else {})), learns
     )
     rests = left.copy()

@@ -46,6 +46,8 @@ of each other, and many small processes take a twentieth of the time of one."""
 MOST, TRIED = 8_000, 2_000
 """Samples that a process is fitted to at most, for time grows with their third power, and those by which its noise is
 chosen; whole shapes are left out."""
+AT_ONCE = 2
+"""Groups that are fitted at the same time at most: one of 8,000 samples needs 2.5 GB of memory."""
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 """Numbers of rows."""
@@ -204,7 +206,7 @@ def fit(
         likeness = places.among(chosen)
         found = _OfOne(places, wanted, rows, chosen, _noise(places, frame, wanted, chosen), likeness)
         found.know_kernels(frame, likeness)
-        for (judged, out), rest, distances in zip(divisions, rests, far, strict=True):  # each group has rows of its own
+        for (judged, out), rest, distances in zip(divisions, rests, far, strict=True):  # a group writes its rows alone
             found.leave_out(judged, out, rest)
             asked, left = rows[judged[rows]], chosen[~out[chosen]]
             distances[asked] = places.rows(asked).distances(places.rows(left))
@@ -213,7 +215,7 @@ def fit(
 
     rows_of = {str(name): np.flatnonzero(groups == name) for name in {*groups}}
     names = sorted((name for name in rows_of if len(rows_of[name]) >= FEWEST), key=lambda name: -len(rows_of[name]))
-    of_name = dict(zip(names, threads.each(fitted, [rows_of[name] for name in names]), strict=True))
+    of_name = dict(zip(names, threads.parallel_map(fitted, [rows_of[name] for name in names], AT_ONCE), strict=True))
     every = {name: of_name[name] for name in sorted(names)}
     points = [point for group in every.values() for point in group.points.tolist()]
     weights = [weight for group in every.values() for weight in group.weights.tolist()]
@@ -224,7 +226,7 @@ def fit(
 
 @dataclass(frozen=True)
 class _Group:
-    """What a process keeps of one group: the numbers of its points, their weights, its mean, what kernels say."""
+    """What a process keeps of a group: the numbers of its points, their weights, its mean, its estimate by kernels."""
 
     points: Places
     weights: Floats
