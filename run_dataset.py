@@ -76,12 +76,8 @@ def _add_choice(made: OneLineParser) -> None:
 
     drawn = "N convolutions that no model has, drawn over the range of networks'; no models then but those of --models"
     made.add_argument("--drawn", type=int, default=0, metavar="N", help=drawn)
-    kinds = (
-        f"kinds of convolutions that --drawn takes, default {' '.join(DEFAULT_KINDS)}; also {UNEVEN}, of the grouped"
-    )
-    kinds += (
-        f" ones those whose groups have a multiple of eight channels that is no power of two; {SQUEEZE}, of one pixel"
-    )
+    uneven = f"{UNEVEN}, grouped ones of a multiple of eight channels that is no power of two"
+    kinds = f"kinds that --drawn takes, default {' '.join(DEFAULT_KINDS)}; others: {uneven}; {SQUEEZE}, of one pixel"
     made.add_argument("--drawn-kinds", nargs="+", metavar="KIND", help=kinds)
     part = "measure part I of N of the shapes, 1/1: several GPUs take one part each, each into its own folder"
     made.add_argument("--part", type=_part, default="1/1", metavar="I/N", help=part)

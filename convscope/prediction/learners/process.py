@@ -226,7 +226,7 @@ def fit(
 
 @dataclass(frozen=True)
 class _Group:
-    """What a process keeps of a group: the numbers of its points, their weights, its mean, its estimate by kernels."""
+    """A fitted group: the numbers of its points, their weights, its mean, its estimate by kernels."""
 
     points: Places
     weights: Floats
