@@ -29,7 +29,7 @@ import torch
 from convscope.dataset import calls, samples, splits
 from convscope.prediction import predictor
 from convscope.prediction.features import CATEGORIES, features
-from convscope.prediction.learners import core, process
+from convscope.prediction.learners import costs, process
 
 Rows = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
@@ -47,7 +47,7 @@ class Data:
         known = calls.read(calls.beside(path))
         given = features(self.frame, {})
         wanted = predictor.logarithms(self.frame, "time", given)
-        left = wanted - core.linear(core.costs_of(given, self.frame, wanted), given, self.frame)
+        left = wanted - costs.fit(given, self.frame, wanted, by_call=True).predict(given, self.frame)
         numbers = given.values.drop(columns=list(CATEGORIES))
         spread = numbers.std(ddof=0)
         self.names = [name for name in map(str, numbers) if spread[name] > 0]

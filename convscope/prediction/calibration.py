@@ -16,7 +16,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-from convscope.prediction.features import Features, Floats
+from convscope.prediction.features import Features
+from convscope.prediction.shapes.sizes import Floats
 
 FEATURES = (
     *("log_batch", "log_channels", "log_filters", "log_out_side", "log_taps", "log_stride"),

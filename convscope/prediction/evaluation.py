@@ -17,12 +17,13 @@ from convscope.dataset.samples import TARGETS, WORK
 from convscope.dataset.splits import Labels, Split
 from convscope.errors import InputError
 from convscope.prediction import calibration, held_out, predictor, workspace
-from convscope.prediction.features import Floats, features
+from convscope.prediction.features import features
 from convscope.prediction.intervals import FEWEST
 from convscope.prediction.learners.baselines import BASELINES, nearest
 from convscope.prediction.learners.process import Mask
 from convscope.prediction.predictor import Given, Predictor, has, logarithms, usable
 from convscope.prediction.processes import starmap
+from convscope.prediction.shapes.sizes import Floats
 
 DRAWS = 200
 """Draws of the bootstrap, of whole shapes."""

@@ -14,9 +14,10 @@ from convscope.dataset.calls import AT_ANY_BATCH, MODEL_AT_SIZE, CallRow
 from convscope.dataset.samples import ARITHMETIC, WORK
 from convscope.errors import InputError
 from convscope.prediction import intervals
-from convscope.prediction.features import Features, Floats
+from convscope.prediction.features import Features
 from convscope.prediction.learners import core, threads
 from convscope.prediction.learners.process import Mask
+from convscope.prediction.shapes.sizes import Floats
 
 FEWEST = 100
 """Samples that a predictor is fitted to at least."""

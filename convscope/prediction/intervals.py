@@ -17,7 +17,7 @@ from scipy.optimize import nnls
 
 from convscope.cli.options import LEVELS
 from convscope.dataset.splits import Labels
-from convscope.prediction.features import Floats
+from convscope.prediction.shapes.sizes import Floats
 
 EVERY = ""
 """Name of the group of all rows."""

@@ -30,12 +30,13 @@ from convscope.dataset.samples import ARITHMETIC, SAMPLES, SHAPE, TARGETS, WORK
 from convscope.errors import InputError
 from convscope.prediction import calibration, held_out, intervals
 from convscope.prediction.calibration import Correction
-from convscope.prediction.features import CARD, CATEGORIES, Features, Floats, engine, features
+from convscope.prediction.features import CARD, Features, engine, features, outside
 from convscope.prediction.held_out import FEWEST
 from convscope.prediction.intervals import Growth
-from convscope.prediction.learners import core, process
+from convscope.prediction.learners import core, process, threads
 from convscope.prediction.learners.core import Core
 from convscope.prediction.learners.process import Mask, Process
+from convscope.prediction.shapes.sizes import Floats
 
 TIME, ENERGY = "time", "energy"
 OWN = "torch"
@@ -297,7 +298,11 @@ def _fitted(
     if not is_new_card:
         left = wanted - fitted.core.common(given, frame)
         divided = [*parts, *(models if models is not parts else ())]
-        found = process.fit(given, frame, left, cards, [(each.out, each.gone) for each in divided])
+        lefts = threads.parallel_map(
+            lambda each: wanted - fitted.core.without(given, frame, wanted, each.gone), divided
+        )
+        by_division = [(each.out, each.gone, own) for each, own in zip(divided, lefts, strict=True)]
+        found = process.fit(given, frame, left, cards, by_division)
         smooth, near = found.process, held_out.together(parts, found.rests[: len(parts)])
         far = held_out.together(parts, found.far[: len(parts)], np.inf)
         share, last = process.share(missed, near), len(divided) - len(models)
@@ -330,36 +335,6 @@ def described(frame: pd.DataFrame) -> dict[str, Any]:
     """Return what a predictor says of the samples that it learned: `Predictor.learned`."""
     names, versions = sorted(frame["gpu_name"].unique()), _versions(frame)
     return {"samples": len(frame), "digest": digest(frame), "gpu_names": names, "cudnn": versions}
-
-
-def outside(
-    given: Features, frame: pd.DataFrame, ranges: Mapping[str, tuple[float, float]],
-    levels: Mapping[str, Sequence[str]], learned: Sequence[str] | None,
-) -> list[str]:  # fmt: skip
-    """Return for each row what was never learned: the card, features with such a value; "" for nothing.
-
-    Args:
-        given: of the rows, those of choices as of the plans that they take.
-        frame: the rows as they were asked for.
-        ranges: the least and largest value of each number that was learned.
-        levels: the names of each category that were learned.
-        learned: the cards; None where any card counts as learned.
-    """
-    lists: list[list[str]] = [[] if learned is None or name in learned else [CARD] for name in frame["gpu_name"]]
-    for name in given.values:
-        column = given.values[name]
-        if name in CATEGORIES:
-            odd = ~column.isin(levels[str(name)]).to_numpy()
-            if name == "engine":  # which of anything but a plan is the algorithm's name
-                odd &= (column != given.values["algorithm"]).to_numpy()
-            elif name == "algorithm":  # not a choice that was learned, whose very plan was not
-                odd &= ~frame["algorithm"].isin(levels[str(name)]).to_numpy()
-        else:
-            low, high = ranges[str(name)]
-            odd = ((column < low) | (column > high)).to_numpy()
-        for row in np.flatnonzero(odd):
-            lists[row].append(str(name))
-    return [", ".join(names) for names in lists]
 
 
 def _but_card(names: str) -> str:

@@ -27,11 +27,12 @@ from convscope.dataset.calls import CallRow
 from convscope.dataset.splits import Labels
 from convscope.errors import InputError
 from convscope.prediction import intervals, predictor
-from convscope.prediction.features import Features, Floats, features
+from convscope.prediction.features import Features, features, outside
 from convscope.prediction.held_out import FEWEST, by, is_asked
 from convscope.prediction.learners import booster, core
 from convscope.prediction.learners.booster import Booster
 from convscope.prediction.predictor import Given, Prediction
+from convscope.prediction.shapes.sizes import Floats
 
 TARGET, COLUMN = "workspace", "workspace_bytes"
 SIZES = ("1", "input", "output", "filters", "patches", "tiles of the input", "tiles of the output")
@@ -121,9 +122,7 @@ class WorkspacePredictor:
         pairs = [self._ends(value, name, level) for value, name in zip(middle, frame["algorithm"], strict=True)]
         low, high = (np.array(each, dtype=np.float64) for each in zip(*pairs, strict=True))
         learned = None if self.unit == "gpu" else self.learned["gpu_names"]
-        return Prediction(
-            middle, low, high, predictor.outside(given, frame, self.ranges, self.estimate.levels, learned)
-        )
+        return Prediction(middle, low, high, outside(given, frame, self.ranges, self.estimate.levels, learned))
 
     def _ends(self, middle: float, algorithm: str, level: int) -> tuple[float, float]:
         if np.isnan(middle):

@@ -127,3 +127,62 @@ def test_of_a_1x1_with_stride_2_a_quarter_of_the_input_counts_as_read():
 def test_plans_of_one_engine_have_that_in_common():
     names = ["plan:58:k25=1", "plan:58:k25=2", "plan:58", "plan+packed:67:k2=5", "implicit gemm", "torch"]
     assert [engine(name) for name in names] == [*3 * ["plan:58"], "plan+packed:67", "implicit gemm", "torch"]
+
+
+def of_plan(plan: str, **changed: object) -> pd.Series:
+    """Return the features of a convolution of 64 channels to 96 filters, 3×3, of 28² pixels in a batch of 8."""
+    whole = {
+        "batch_size": 8, "in_channels": 64, "out_channels": 96, "in_height_px": 28, "in_width_px": 28,
+        "kernel_size": "3x3", "stride": "1x1", "padding": "1x1", "dilation": "1x1", "groups": 1, **changed,
+    }  # fmt: skip
+    return features(frame(dataclasses.replace(ROW, algorithm=plan, **whole)), {}).values.iloc[0]  # type: ignore[arg-type]
+
+
+def test_waves_of_a_plan_are_of_its_own_tile():
+    values = of_plan("plan:62:k2=5,k13=1,k27=1,k28=1")  # 64 × 64, steps of 64 terms
+    assert np.exp(values["plan_waves"]) == pytest.approx(98 * 2 / 132)  # 6,272 pixels
+    assert np.exp(values["plan_steps"]) == pytest.approx(9)
+    assert np.exp(values["plan_tile"]) == pytest.approx(128 / 96)
+    assert values["plan_last_wave"] == pytest.approx(2 / (98 * 2 / 132))
+
+
+def test_blocks_of_a_plan_are_whole_clusters():
+    values = of_plan("plan:62:k2=5,k13=1,k27=8,k28=1")
+    assert np.exp(values["plan_waves"]) == pytest.approx(104 * 2 / 132)
+    assert np.exp(values["plan_cluster"]) == pytest.approx(8)
+
+
+def test_narrow_groups_are_computed_together_in_powers_of_two():
+    values = of_plan("plan:62:k2=5,k13=1,k27=1,k28=1", in_channels=48, out_channels=48, groups=4)  # of 12: as of 16
+    assert np.exp(values["plan_waves"]) == pytest.approx(98 / 132)  # 4 groups of 16 in a tile of 64 filters
+    assert np.exp(values["plan_steps"]) == pytest.approx(9)
+    alone = of_plan("plan:45:k2=5,k5=4", in_channels=48, out_channels=48, groups=4)
+    assert np.exp(alone["plan_waves"]) == pytest.approx(4 * 98 / 132)
+    assert np.exp(alone["plan_steps"]) == pytest.approx(2)  # 108 terms in steps of 64
+
+
+def test_no_part_of_a_call_is_below_0_and_what_is_not_grouped_or_padded_has_none_of_it():
+    plain = dataclasses.replace(ROW, in_channels=64, out_channels=96, groups=1)
+    parts = features(frame(ROW, plain), {}).parts_ms
+    assert (parts.to_numpy() >= 0).all()
+    assert parts.loc[0, ["groups", "padded output"]].gt(0).all()
+    assert (parts.loc[1, ["groups", "waves of groups", "packed input", "padded input", "padded output"]] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("channels", "filters", "groups", "expected"),
+    [
+        (64, 64, 1, ("dense", "dense, 8, 8")), (3, 64, 1, ("dense", "dense, 1, 8")),
+        (32, 32, 32, ("depthwise", "depthwise, 8, 8")), (32, 64, 32, ("of one channel", "of one channel, 8, 8")),
+        (64, 64, 4, ("powers alike", "powers alike, 8, 8")), (64, 128, 4, ("powers", "powers, 8, 8")),
+        (96, 96, 4, ("eights", "eights, 8, 8")), (60, 60, 5, ("uneven", "uneven, 4, 4")),
+    ],
+)  # fmt: skip
+def test_classes_tell_apart_what_other_kernels_compute(
+    channels: int, filters: int, groups: int, expected: tuple[str, str]
+):
+    row = dataclasses.replace(ROW, in_channels=channels, out_channels=filters, groups=groups)
+    coarse, fine = features(frame(row), {}).classes
+    assert (coarse[0], fine[0]) == expected
+    of_one_image = features(frame(dataclasses.replace(row, batch_size=1)), {}).classes[0]
+    assert of_one_image[0] == (expected[0] if groups == 1 else f"{expected[0]}, one image")

@@ -12,10 +12,11 @@ from fakes.drawn_samples import drawn, frame_of
 from fakes.left_out import assert_missed_as_by
 
 from convscope.prediction import document, predictor
-from convscope.prediction.features import Floats, features
+from convscope.prediction.features import features
 from convscope.prediction.learners import kernels, process
 from convscope.prediction.learners.process import Process
 from convscope.prediction.predictor import Predictor
+from convscope.prediction.shapes.sizes import Floats
 
 SLOW, FAST = json.dumps({"im2col4d_kernel": 1}), json.dumps({"implicit_gemm": 1, "Memset (Device)": 2})
 
@@ -106,5 +107,5 @@ def test_a_predictor_is_kept_with_them(tmp_path: Path):
 def test_a_group_that_is_left_out_as_a_whole_is_missed_as_by_its_mean():
     frame = samples(400)
     every = np.ones(len(frame), dtype=bool)
-    rests = process.fit(features(frame, {}), frame, wanted(frame), {}, [(every, every)]).rests[0]
+    rests = process.fit(features(frame, {}), frame, wanted(frame), {}, [(every, every, wanted(frame))]).rests[0]
     np.testing.assert_allclose(rests, wanted(frame) - wanted(frame).mean(), atol=1e-6)

@@ -9,8 +9,9 @@ import numpy.typing as npt
 import pandas as pd
 from sklearn.neighbors import NearestNeighbors
 
-from convscope.prediction.features import Features, Floats
-from convscope.prediction.learners import core
+from convscope.prediction.features import Features
+from convscope.prediction.learners import costs
+from convscope.prediction.shapes.sizes import Floats
 
 Baseline = Callable[[Features, Floats, Features], Floats]
 """Function of the features and logarithms over the roofline that are learned, and of features asked: logarithms."""
@@ -69,12 +70,12 @@ def _linear_by_family(given: Features, wanted: Floats, asked: Features) -> Float
     times by the card's peaks.
     """
     nearest_rows, times_ms = _nearest_rows(given, asked), np.exp(wanted) * given.roofline_ms
-    learned, here = given.parts_ms(), asked.parts_ms()
+    learned, here = (each.of_roofline_ms().to_numpy(float) for each in (given, asked))
     found_ms = np.exp(np.median(wanted)) * asked.roofline_ms  # of an algorithm that was not learned
     families = given.families[nearest_rows]
     for name in np.unique(families[nearest_rows >= 0]):
         of_family, rows = given.families == name, (families == name) & (nearest_rows >= 0)
-        estimate_ms = here[rows] @ core.linear_costs(learned[of_family], times_ms[of_family])
+        estimate_ms = here[rows] @ costs.relative_squares(learned[of_family], times_ms[of_family])
         found_ms[rows] = np.where(estimate_ms > 0, estimate_ms, found_ms[rows])
     found: Floats = np.log(found_ms / asked.roofline_ms)
     return found

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from convscope.prediction.features import CATEGORIES, Floats
+from convscope.prediction.features import CATEGORIES
+from convscope.prediction.shapes.sizes import Floats
 
 ROUNDS = 300
 SETTINGS: Mapping[str, Any] = {

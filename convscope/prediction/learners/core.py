@@ -1,17 +1,17 @@
 """Estimate of a target from features: trees, and what they leave over of a card and of a kernel's peculiar shape.
 
 The logarithm of a target over the roofline's time is the sum of
-- that of a cost of each call, of its operations and of its bytes, the same for all algorithms of one arithmetic: it
-  goes on beyond the sizes that were learned, where trees stay at their last value, and from card to card;
+- that of the costs of a call's parts (`costs`): they go on beyond the sizes that were learned, where trees stay at
+  their last value, and from card to card;
 - what trees say of the features, of what this leaves; features stay within what was learned;
 - a share of the card's clock headroom, the same for all: cards that reach their boost clock only under little work
   are slower than their peak says;
 - for a card that was learned, its median rest;
 - for work that was learned on another card, its rest there, shrunk by how much such rests agree between cards (their
   intraclass correlation): kernels are good or bad at a shape in the same way on several cards.
-Trees are of five folds, each of which did not learn a fifth of the shapes; rests are of those. Work with a known rest
-is estimated by the fold that did not learn its shape, so that the rest does not count twice; other work by the mean of
-all.
+Costs and trees are of five folds, each of which did not learn a fifth of the shapes; rests are of those. Work with a
+known rest is estimated by the fold that did not learn its shape, so that the rest does not count twice; other work by
+the mean of all.
 """
 
 from __future__ import annotations
@@ -23,19 +23,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.optimize import nnls
 
 from convscope.dataset import splits
-from convscope.dataset.samples import ARITHMETIC, SHAPE, WORK
+from convscope.dataset.samples import SHAPE, WORK
 from convscope.errors import InputError
-from convscope.prediction.features import CATEGORIES, Features, Floats
-from convscope.prediction.learners import booster, threads
+from convscope.prediction.features import CATEGORIES, Features
+from convscope.prediction.learners import booster, costs, threads
 from convscope.prediction.learners.booster import Booster
+from convscope.prediction.learners.costs import Costs
+from convscope.prediction.shapes.sizes import Floats
 
-EVERY = ""
-"""Name of the costs of all arithmetic."""
-FEWEST = 50
-"""Samples that costs of one arithmetic need."""
 LINEAR: Mapping[str, Any] = {
     "objective": "regression", "linear_tree": True, "linear_lambda": 1.0, "learning_rate": 0.1,
 }  # fmt: skip
@@ -46,14 +43,20 @@ HEADROOM_RIDGE = 0.02
 
 
 @dataclass(frozen=True)
+class Fold:
+    """What was fitted without a fifth of the shapes: costs, and trees that know what these leave over."""
+
+    costs: Costs
+    trees: Booster
+
+
+@dataclass(frozen=True)
 class Core:
     """A fitted estimate.
 
     Attributes:
         ranges: the least and largest value of each feature that was learned.
-        costs: of a call, of a millisecond of operations and of bytes by the card's peaks; by arithmetic, `EVERY` for
-            others.
-        folds: the trees of each fold.
+        costs: of parts, learned from all shapes.
         offsets: by the card's name.
         effects: by work.
     """
@@ -61,8 +64,8 @@ class Core:
     names: tuple[str, ...]
     levels: Mapping[str, list[str]]
     ranges: Mapping[str, tuple[float, float]]
-    costs: Mapping[str, list[float]]
-    folds: tuple[Booster, ...]
+    costs: Costs
+    folds: tuple[Fold, ...]
     headroom_share: float
     usual_headroom: float
     offsets: Mapping[str, float]
@@ -71,17 +74,24 @@ class Core:
     def predict(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return the logarithm of the target over the roofline's time in ms, for each row."""
         numbers = _within(booster.matrix(given.values, self.levels), self.names, self.ranges)
-        by_fold = np.array([trees.predict(numbers) for trees in self.folds])
+        by_fold = np.array([each.costs.predict(given, frame) + each.trees.predict(numbers) for each in self.folds])
         known = np.array([key in self.effects for key in splits.joined(frame, WORK)])
         found = np.where(known, by_fold[_folds(frame), np.arange(len(frame))], by_fold.mean(axis=0))
-        found += self.common(given, frame)
+        found += self._of_headroom(given)
         found += np.array([self.offsets.get(name, 0.0) for name in frame["gpu_name"]])
         return found + self.effects_of(frame)
 
     def common(self, given: Features, frame: pd.DataFrame) -> Floats:
-        """Return the part of the estimate that is the same for all algorithms: the costs, and the card's headroom."""
-        headroom = self.headroom_share * _filled(given.headroom, self.usual_headroom)
-        return linear(self.costs, given, frame) + headroom
+        """Return the part of the estimate that trees do not give: the costs, and the card's headroom."""
+        return self.costs.predict(given, frame) + self._of_headroom(given)
+
+    def without(self, given: Features, frame: pd.DataFrame, wanted: Floats, gone: npt.NDArray[np.bool_]) -> Floats:
+        """Return `common` by costs that some rows were not learned for, of which the estimate was fitted to all."""
+        learned = costs.fit(given.rows(~gone), frame[~gone], wanted[~gone], self.costs.by_call)
+        return learned.predict(given, frame) + self._of_headroom(given)
+
+    def _of_headroom(self, given: Features) -> Floats:
+        return self.headroom_share * _filled(given.headroom, self.usual_headroom)
 
     def effects_of(self, frame: pd.DataFrame) -> Floats:
         """Return what is known of the work of each row from other cards, 0 for nothing."""
@@ -100,7 +110,8 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, is_linear: bool = 
     """Fit an estimate of the logarithm of a target over the roofline's time, which is `wanted` for each row.
 
     Args:
-        is_linear: the leaves of trees are (`LINEAR`).
+        is_linear: the leaves of trees are (`LINEAR`), and costs are of the parts of each call, unless the target
+            follows from its time. Else costs are of the roofline's parts: for cards that were not learned.
 
     Raises:
         InputError: the samples are of too few shapes to hold some of them back.
@@ -109,62 +120,39 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, is_linear: bool = 
     known = booster.levels(given.values)
     numbers = booster.matrix(given.values, known)
     cards, work = frame["gpu_name"].to_numpy(dtype=object), splits.joined(frame, WORK)
-    costs = costs_of(given, frame, wanted)
-    wanted = wanted - linear(costs, given, frame)
+    by_call = is_linear and given.times_ms is None
+    of_all = costs.fit(given, frame, wanted, by_call)
     usual = float(np.nanmean(given.headroom)) if np.isfinite(given.headroom).any() else 0.0
     headroom = _filled(given.headroom, usual)
-    share = _headroom_share(cards, work, headroom, wanted)
+    share = _headroom_share(cards, work, headroom, wanted - of_all.predict(given, frame))
     left, number_of = wanted - share * headroom, _folds(frame)
     if len(np.unique(number_of)) < 2:
         raise InputError(f"samples of {len({*work})} shapes are too few to hold some of them back: measure more")
-    learns = [number_of != number for number in range(splits.PARTS)]
-    folds = threads.parallel_map(
-        lambda rows: Booster.fit(names, numbers[rows], left[rows], **(LINEAR if is_linear else {})), learns
-    )
-    rests = left.copy()
-    for trees, learned in zip(folds, learns, strict=True):
-        rests[~learned] -= trees.predict(numbers[~learned])
+
+    def fitted(number: int) -> tuple[Fold, Floats]:
+        rows = number_of != number
+        own = costs.fit(given.rows(rows), frame[rows], wanted[rows], by_call)
+        over = left - own.predict(given, frame)
+        trees = Booster.fit(names, numbers[rows], over[rows], **(LINEAR if is_linear else {}))
+        over[~rows] -= trees.predict(numbers[~rows])
+        return Fold(own, trees), over
+
+    found = threads.parallel_map(fitted, range(splits.PARTS))
+    rests: Floats = np.array([over for _, over in found])[number_of, np.arange(len(frame))]
     offsets = {name: float(np.median(rests[cards == name])) for name in sorted({*cards})}
     if len(offsets) < 2:
         offsets = dict.fromkeys(offsets, 0.0)
     rests = rests - np.array([offsets[name] for name in cards])
     ranges, effects = ranges_of(given), _effects(work, rests)
-    return Fitted(Core(names, known, ranges, costs, tuple(folds), share, usual, offsets, effects), rests)
+    return Fitted(
+        Core(names, known, ranges, of_all, tuple(fold for fold, _ in found), share, usual, offsets, effects), rests
+    )
 
 
 def ranges_of(given: Features) -> dict[str, tuple[float, float]]:
     """Return the least and largest value of each feature that is a number."""
     numbers = given.values.drop(columns=list(CATEGORIES))
     return {str(name): (float(numbers[name].min()), float(numbers[name].max())) for name in numbers}
-
-
-def linear_costs(parts_ms: Floats, target: Floats) -> Floats:
-    """Return a cost of each part, none below 0, with the smallest squares of relative errors.
-
-    Args:
-        parts_ms: `Features.parts_ms`.
-        target: of each row, what the sum over its parts is to be.
-    """
-    found: Floats = nnls(parts_ms / target[:, None], np.ones(len(target)))[0]
-    return found
-
-
-def costs_of(given: Features, frame: pd.DataFrame, wanted: Floats) -> dict[str, list[float]]:
-    """Return the costs of calls, operations and bytes by arithmetic, `EVERY` for others; `wanted` is as for `fit`."""
-    parts_ms, target, names = given.parts_ms(), np.exp(wanted) * given.roofline_ms, splits.joined(frame, ARITHMETIC)
-    rows = {EVERY: np.ones(len(names), dtype=np.bool_), **{name: names == name for name in sorted({*names})}}
-    return {
-        name: linear_costs(parts_ms[of], target[of]).tolist()
-        for name, of in rows.items()
-        if name == EVERY or of.sum() >= FEWEST
-    }
-
-
-def linear(costs: Mapping[str, list[float]], given: Features, frame: pd.DataFrame) -> Floats:
-    """Return the logarithm of the sum of the parts' costs over the roofline's time, for each row."""
-    by_row = np.array([costs.get(name, costs[EVERY]) for name in splits.joined(frame, ARITHMETIC)])
-    found: Floats = np.log((given.parts_ms() * by_row).sum(axis=1) / given.roofline_ms)
-    return found
 
 
 def _within(numbers: Floats, names: Sequence[str], ranges: Mapping[str, tuple[float, float]]) -> Floats:

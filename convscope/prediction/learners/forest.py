@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.ensemble import ExtraTreesClassifier
 
-from convscope.prediction.features import Floats
+from convscope.prediction.shapes.sizes import Floats
 
 TREES = 20
 DIGITS = 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import linalg
 
-from convscope.prediction.features import Floats
+from convscope.prediction.shapes.sizes import Floats
 
 
 def inverse(likeness: Floats) -> Floats:

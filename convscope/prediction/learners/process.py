@@ -24,11 +24,12 @@ from scipy.spatial.distance import cdist
 
 from convscope.dataset import splits
 from convscope.dataset.samples import ARITHMETIC, WORK
-from convscope.prediction.features import CATEGORIES, Features, Floats, features
+from convscope.prediction.features import CATEGORIES, Features, features
 from convscope.prediction.learners import kernels, threads
 from convscope.prediction.learners.kernels import ByKernel
 from convscope.prediction.learners.matrices import inverse
 from convscope.prediction.learners.weights import ALIKE, ALIKE_ALGORITHM, ALIKE_ENGINE, UNKNOWN, WEIGHTS
+from convscope.prediction.shapes.sizes import Floats
 
 POINT = ("gpu_name", *WORK)
 """Columns of a sample that its features follow from."""
@@ -182,14 +183,15 @@ class Fitted:
 
 def fit(
     given: Features, frame: pd.DataFrame, wanted: Floats, cards: Mapping[str, Mapping[str, float]],
-    divisions: Sequence[tuple[Mask, Mask]] = (),
+    divisions: Sequence[tuple[Mask, Mask, Floats]] = (),
 ) -> Fitted:  # fmt: skip
     """Fit a process to samples.
 
     Args:
         wanted: what it is to give for each row.
-        divisions: rows that are judged, and rows that are left out with them. Of a row that is not judged, or of a
-            group with too few, the rest is NaN.
+        divisions: rows that are judged, rows that are left out with them, and what the process is to give for each
+            row where nothing of those is known. Of a row that is not judged, or of a group with too few, the rest is
+            NaN.
     """
     numbers = given.values.drop(columns=list(CATEGORIES))
     center, spread = numbers.mean(), numbers.std(ddof=0)
@@ -206,8 +208,9 @@ def fit(
         likeness = places.among(chosen)
         found = _OfOne(places, wanted, rows, chosen, _noise(places, frame, wanted, chosen), likeness)
         found.know_kernels(frame, likeness)
-        for (judged, out), rest, distances in zip(divisions, rests, far, strict=True):  # a group writes its rows alone
-            found.leave_out(judged, out, rest)
+        # A group writes its rows alone.
+        for (judged, out, wanted_without), rest, distances in zip(divisions, rests, far, strict=True):
+            found.leave_out(judged, out, rest, wanted_without)
             asked, left = rows[judged[rows]], chosen[~out[chosen]]
             distances[asked] = places.rows(asked).distances(places.rows(left))
         by_kernel = None if found.by_kernel is None else found.by_kernel.fitted(found.share)
@@ -295,27 +298,40 @@ class _OfOne:
         self.share = share(without, by_kernel)
         self.by_kernel = known if self.share > 0 else None
 
-    def leave_out(self, judged: Mask, out: Mask, rests: Floats) -> None:
-        """Write what the process misses of judged rows if it is fitted without those that are left out."""
+    def leave_out(self, judged: Mask, out: Mask, rests: Floats, wanted: Floats | None = None) -> None:
+        """Write what the process misses of judged rows if it is fitted without those that are left out.
+
+        Args:
+            wanted: what it is to give for each row then, where that is another than in the fit.
+        """
         gone = np.flatnonzero(out[self._points])
         if not len(gone):
             return
-        alone = np.linalg.solve(self._inverse[np.ix_(gone, gone)], self.weights[gone])
+        mean, of_all, of_points = self.mean, self.weights, None
+        if wanted is None:
+            wanted = self._wanted
+        else:
+            of_points = wanted[self._points]
+            mean = float(of_points.mean())
+            of_all = self._inverse @ (of_points - mean)
+        alone = np.linalg.solve(self._inverse[np.ix_(gone, gone)], of_all[gone])
         found, points = np.full(len(rests), np.nan), self._points[gone]
         found[points] = alone
         if self.by_kernel is not None:
-            found[points] += self.share * (self._wanted[points] - self.by_kernel.without(gone) - alone)
+            by_kernel = self.by_kernel.without(gone, wanted=of_points)
+            found[points] += self.share * (wanted[points] - by_kernel - alone)
         others = np.setdiff1d(self._rows, self._points)
         others = others[judged[others]]
         if len(others):
             left = np.setdiff1d(np.arange(len(self._points)), gone)
-            weights = self.weights[left] - self._inverse[np.ix_(left, gone)] @ alone
+            weights = of_all[left] - self._inverse[np.ix_(left, gone)] @ alone
             asked = self._places.rows(others)
             likeness = asked.likeness(self._places.rows(self._points))
-            estimates = self.mean + likeness[:, left] @ weights
+            estimates = mean + likeness[:, left] @ weights
             if self.by_kernel is not None:
-                estimates += self.share * (self.by_kernel.without(gone, (likeness, asked.scaled)) - estimates)
-            found[others] = self._wanted[others] - estimates
+                by_kernel = self.by_kernel.without(gone, (likeness, asked.scaled), of_points)
+                estimates += self.share * (by_kernel - estimates)
+            found[others] = wanted[others] - estimates
         known = judged & np.isfinite(found)
         rests[known] = found[known]
 

@@ -1,0 +1,283 @@
+"""Parts that the time of a call is a sum of, by the ways to compute a convolution, and classes of calls.
+
+Each is a time in ms that the card would take for it at its peaks, or a count. How much of each a plan really costs is
+learned (`learners.costs`): no part is costed here. Waves are of blocks over the multiprocessors, one block on each; a
+step is what a block adds to its tile at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from convscope.prediction.shapes.sizes import WINOGRAD, Floats, Sizes
+from convscope.prediction.shapes.tiles import USUAL, Tile
+
+USUAL_TILES = ((32, 32), (64, 64), (128, 64))
+"""Tiles, output pixels and filters, of kernels whose own is not known."""
+LINE_BYTES, MOST_PACKED = 128, 8
+"""Bytes of channels that groups are packed to, and groups that are packed together at most."""
+FOURIER = 32
+"""Side of the tiles of transforms that do not take a whole image."""
+DIRECT = (8, 32)
+"""Height and width of the outputs that direct kernels take together."""
+THREADS = 1024
+"""Outputs that a multiprocessor sums up at once in direct kernels."""
+COMPLEX_BYTES = 8
+PADDED = 8
+"""Channels and filters are padded to a multiple of it, by kernels of their own."""
+Parts = dict[str, Floats]
+Labels = npt.NDArray[np.object_]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Peaks of each row's card: in its arithmetic and in float32, of the memory, and multiprocessors."""
+
+    tflops: Floats
+    fp32_tflops: Floats
+    bandwidth_gbps: Floats
+    multiprocessors: Floats
+    element_bytes: Floats
+
+    def products_ms(self, products: Floats) -> Floats:
+        """Return the time of so many multiplications and additions in the arithmetic of a row."""
+        return 2 * products / self.tflops / 1e9
+
+    def fp32_products_ms(self, products: Floats) -> Floats:
+        """Return the time of so many multiplications and additions in float32."""
+        return 2 * products / self.fp32_tflops / 1e9
+
+    def elements_ms(self, elements: Floats) -> Floats:
+        """Return the time to move so many elements."""
+        return self.bytes_ms(elements * self.element_bytes)
+
+    def bytes_ms(self, count: Floats) -> Floats:
+        """Return the time to move so many bytes."""
+        return count / self.bandwidth_gbps / 1e6
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """How tiles cover the outputs of each row.
+
+    Attributes:
+        tiles: of all pixels, filters and groups.
+        blocks: the same in whole clusters.
+        cluster: blocks of one.
+        steps: of a tile; `steps_by_tap` where each tap has steps of its own.
+        pixels, filters, terms: of a tile and a step.
+        width, filters_of_group: channels and filters of a group as they are computed.
+        is_packed: rows with groups by a plan that packs them.
+        is_known: rows by a plan that says its tile.
+    """
+
+    tiles: Floats
+    blocks: Floats
+    cluster: Floats
+    steps: Floats
+    steps_by_tap: Floats
+    pixels: Floats
+    filters: Floats
+    terms: Floats
+    width: Floats
+    filters_of_group: Floats
+    is_packed: npt.NDArray[np.bool_]
+    is_known: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, sizes: Sizes, tiles: list[Tile], element_bytes: Floats) -> Tiled:
+        """Return it for rows of these sizes by plans of these tiles."""
+        names = ("pixels", "filters", "terms", "cluster_pixels", "cluster_filters")
+        high, wide, terms, along, across = (np.array([getattr(tile, name) for tile in tiles], float) for name in names)
+        packed = np.array([tile.packs for tile in tiles]) & (sizes.groups > 1)
+        channels, filters = sizes.channels / sizes.groups, sizes.filters / sizes.groups
+        power = np.maximum(2.0 ** np.ceil(np.log2(np.maximum(channels, filters))), LINE_BYTES / 4 / MOST_PACKED)
+        channels, filters = np.where(packed, power, channels), np.where(packed, power, filters)
+        together = np.where(packed, np.clip(LINE_BYTES / element_bytes / channels, 1, MOST_PACKED), 1.0)
+        rows, columns = np.ceil(sizes.pixels / high), np.ceil(filters * together / wide)
+        bundles, taps = np.ceil(sizes.groups / together), sizes.kernel.prod(axis=1)
+        return cls(
+            tiles=rows * columns * bundles,
+            blocks=np.ceil(rows / along) * along * np.ceil(columns / across) * across * bundles,
+            cluster=along * across,
+            steps=np.ceil(taps * channels * together / terms),
+            steps_by_tap=taps * np.ceil(channels * together / terms),
+            pixels=high, filters=wide, terms=terms, width=channels, filters_of_group=filters, is_packed=packed,
+            is_known=np.array([tile is not USUAL for tile in tiles]),
+        )  # fmt: skip
+
+    def logarithms(self, sizes: Sizes, multiprocessors: Floats) -> Parts:
+        """Return features: the waves, how full the last one is, how full a tile, its steps, and the cluster."""
+        waves = self.blocks / multiprocessors
+        outputs = self.tiles * self.pixels * self.filters
+        return {
+            "plan_waves": np.log(waves),
+            "plan_last_wave": np.minimum(np.ceil(waves) / waves, MOST_IDLE),
+            "plan_last_two_waves": np.minimum(2 * np.ceil(waves / 2) / waves, MOST_IDLE),
+            "plan_tile": np.log(outputs / (sizes.pixels * sizes.filters)),
+            "plan_steps": np.log(self.steps),
+            "plan_cluster": np.log(self.cluster),
+        }
+
+
+MOST_IDLE = 8.0
+"""Waves that are launched over those that are needed, at most: below a wave it only says again how few blocks are."""
+
+
+def classes(sizes: Sizes) -> tuple[Labels, Labels]:
+    """Return two classes of each row, the second finer: rows of one are computed by the same kernels.
+
+    The first is of groups: none; of a channel; as wide as a power of two, the same in and out, or another; of a
+    multiple of eight channels; of others; and whether they are of one image, where a group's channels lie together. The
+    second is of the multiples that channels and filters are besides.
+    """
+    channels, filters = sizes.channels / sizes.groups, sizes.filters / sizes.groups
+    in_power, out_power = (np.frexp(each)[0] == 0.5 for each in (channels, filters))
+    in_eights = (channels % PADDED == 0) & (filters % PADDED == 0)
+    groups = np.select(
+        [
+            sizes.groups == 1, (channels == 1) & (filters == 1), channels == 1, in_power & (channels == filters),
+            in_power & out_power, in_eights,
+        ],
+        ["dense", "depthwise", "of one channel", "powers alike", "powers", "eights"],
+        "uneven",
+    ).astype(object)  # fmt: skip
+    groups += np.where((sizes.groups > 1) & (sizes.batch == 1), ", one image", "").astype(object)
+    multiples = [_multiple(each) for each in (sizes.channels, sizes.filters)]
+    return groups, np.array([", ".join(each) for each in zip(groups, *multiples, strict=True)], dtype=object)
+
+
+def _multiple(count: Floats) -> Labels:
+    return np.select([count % 8 == 0, count % 4 == 0], ["8", "4"], "1").astype(object)
+
+
+def parts_ms(sizes: Sizes, tiled: Tiled, rates: Rates) -> Parts:
+    """Return the parts of each row by their names, none below 0.
+
+    A plan whose tile is known has the parts of its tiles; other algorithms have those of usual tiles and of the ways to
+    compute a convolution that are none by tiles.
+    """
+    of_others = {**_usual_tiles(sizes, rates), **_winograd(sizes, rates), **_fourier(sizes, rates)}
+    of_others |= _direct(sizes, rates)
+    return {
+        "call": np.ones(len(sizes.pixels)),
+        **_bytes(sizes, rates),
+        **_groups(sizes, tiled, rates),
+        **{name: value for name, value in _tiles(tiled, rates).items()},
+        **{name: np.where(tiled.is_known, 0.0, value) for name, value in of_others.items()},
+    }
+
+
+def _bytes(sizes: Sizes, rates: Rates) -> Parts:
+    """Return the bytes, and those that are moved once more where channels or filters are padded, or gathered."""
+    moved = {
+        "input": sizes.inputs, "output": sizes.pixels * sizes.filters, "filters": sizes.terms * sizes.filters,
+    }  # fmt: skip
+    padded = {"input": sizes.channels, "output": sizes.filters, "filters": sizes.channels}
+    found = {name: rates.elements_ms(count) for name, count in moved.items()}
+    for name, width in padded.items():
+        more = np.ceil(width / PADDED) * PADDED / width
+        found[f"padded {name}"] = np.where(more > 1, found[name] * more, 0.0)
+    patches = rates.elements_ms(sizes.pixels * sizes.terms * sizes.groups)
+    return {**found, "patches": np.where(sizes.kernel.prod(axis=1) > 1, patches, 0.0)}
+
+
+def _tiles(tiled: Tiled, rates: Rates) -> Parts:
+    """Return the parts of a product by tiles of the plan's own size."""
+    step_ms = rates.products_ms(tiled.pixels * tiled.filters * tiled.terms * rates.multiprocessors)
+    waves = tiled.blocks / rates.multiprocessors
+    loads = tiled.blocks * tiled.steps * tiled.terms * (tiled.pixels + tiled.filters)
+    return {
+        "blocks of a cluster": tiled.cluster - 1,
+        "tiles": tiled.tiles / rates.multiprocessors * tiled.steps * step_ms,
+        "waves": waves * tiled.steps * step_ms,
+        "whole waves": np.ceil(waves) * tiled.steps * step_ms,
+        "pairs of waves": 2 * np.ceil(waves / 2) * tiled.steps * step_ms,
+        "waves by tap": waves * tiled.steps_by_tap * step_ms,
+        "whole waves by tap": np.ceil(waves) * tiled.steps_by_tap * step_ms,
+        "ends of tiles": np.ceil(waves) * step_ms,
+        "loads": rates.elements_ms(loads),
+        "steps": tiled.steps,
+    }
+
+
+def _groups(sizes: Sizes, tiled: Tiled, rates: Rates) -> Parts:
+    """Return the parts of groups: launched one after another, or padded to powers of two."""
+    is_grouped = sizes.groups > 1
+    step_ms = rates.products_ms(tiled.pixels * tiled.filters * tiled.terms * rates.multiprocessors)
+    tiles = np.ceil(sizes.pixels / tiled.pixels) * np.ceil(sizes.filters / sizes.groups / tiled.filters)
+    steps = sizes.groups * np.ceil(sizes.terms / tiled.terms)
+    wider = tiled.width * sizes.groups / sizes.channels, tiled.filters_of_group * sizes.groups / sizes.filters
+    moved = sizes.inputs, sizes.pixels * sizes.filters
+    one_by_one = {
+        "groups": sizes.groups,
+        "waves of groups": np.ceil(tiles / rates.multiprocessors) * steps * step_ms,
+        "steps of groups": steps,
+    }
+    packed = {
+        f"packed {name}": rates.elements_ms(elements * more)
+        for name, elements, more in zip(("input", "output"), moved, wider, strict=True)
+    }
+    return {
+        **{name: np.where(is_grouped, value, 0.0) for name, value in one_by_one.items()},
+        **{name: np.where(tiled.is_packed, value, 0.0) for name, value in packed.items()},
+    }
+
+
+def _usual_tiles(sizes: Sizes, rates: Rates) -> Parts:
+    """Return the waves of tiles of usual sizes, whole ones and as they are."""
+    found = {}
+    for high, wide in USUAL_TILES:
+        tiles = np.ceil(sizes.pixels / high) * np.ceil(sizes.filters / sizes.groups / wide) * sizes.groups
+        waves = tiles / rates.multiprocessors
+        wave_ms = rates.products_ms(sizes.terms * high * wide * rates.multiprocessors)
+        found[f"waves of {high}x{wide}"] = waves * wave_ms
+        found[f"whole waves of {high}x{wide}"] = np.ceil(waves) * wave_ms
+    return found
+
+
+def _winograd(sizes: Sizes, rates: Rates) -> Parts:
+    """Return the products and the transformed elements of Winograd's algorithm, by the side of its output tiles."""
+    found = {}
+    for side in WINOGRAD:
+        tiles = np.ceil(sizes.out[0] / side) * np.ceil(sizes.out[1] / side) * sizes.batch * (side + 2) ** 2
+        filters = sizes.channels / sizes.groups * sizes.filters
+        name = f"Winograd's {side}x{side}"
+        found[f"{name} products"] = rates.products_ms(tiles * filters)
+        found[f"{name} input"] = rates.elements_ms(tiles * sizes.channels)
+        found[f"{name} output"] = rates.elements_ms(tiles * sizes.filters)
+        found[f"{name} filters"] = rates.elements_ms((side + 2) ** 2 * filters)
+    return found
+
+
+def _fourier(sizes: Sizes, rates: Rates) -> Parts:
+    """Return the products and the transformed elements of Fourier transforms, of whole images and of tiles."""
+    reach = (sizes.dilation * (sizes.kernel - 1)).T
+    inner = (np.maximum(FOURIER - each, 1) for each in reach)
+    tiles = np.prod([np.ceil(out / each) for out, each in zip(sizes.out, inner, strict=True)], axis=0)
+    found, filters = {}, sizes.channels / sizes.groups * sizes.filters
+    for name, side, images in (
+        ("whole transforms", sizes.transform_side(), sizes.batch),
+        ("tiles of transforms", np.full(len(tiles), float(FOURIER)), sizes.batch * tiles),
+    ):
+        values = side * (side / 2 + 1)
+        found[f"{name} products"] = rates.fp32_products_ms(4 * images * filters * values)
+        found[f"{name} input"] = rates.bytes_ms(images * sizes.channels * values * COMPLEX_BYTES)
+        found[f"{name} output"] = rates.bytes_ms(images * sizes.filters * values * COMPLEX_BYTES)
+        found[f"{name} filters"] = rates.bytes_ms(filters * values * COMPLEX_BYTES)
+    return found
+
+
+def _direct(sizes: Sizes, rates: Rates) -> Parts:
+    """Return the products of direct kernels, which compute in float32: of outputs, and of whole rectangles of them."""
+    high, wide = DIRECT
+    covered = np.ceil(sizes.out[0] / high) * high * np.ceil(sizes.out[1] / wide) * wide * sizes.batch
+    turns = np.ceil(sizes.pixels * sizes.filters / (rates.multiprocessors * THREADS))
+    return {
+        "sums of a thread": turns * sizes.terms,
+        "products": rates.fp32_products_ms(sizes.pixels * sizes.filters * sizes.terms),
+        "products of rectangles": rates.fp32_products_ms(covered * sizes.filters * sizes.terms),
+    }

@@ -1,0 +1,63 @@
+"""Tile of the output that a block of a plan's kernel computes, by the values of the plan's knobs.
+
+Knobs are numbered as `cudnnBackendKnobType_t` has them; which tile a value stands for is what the names of the kernels
+say that plans ran (cuDNN 9.19, H100 and H200, `python benchmarks/plan_tiles.py data/h200 data/h100`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+TILE_SIZE, K_BLOCK, TILE_K, CLUSTER_PIXELS, CLUSTER_FILTERS = "k2", "k5", "k13", "k27", "k28"
+"""Knobs: of the tile, of the terms of a step (two, of which a plan has one or none), and of blocks in a cluster."""
+SIZES: Mapping[int, tuple[int, int]] = {
+    0: (128, 128), 1: (128, 64), 2: (128, 32), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256), 7: (64, 128),
+    8: (64, 32), 9: (64, 256), 12: (32, 32), 15: (128, 16), 16: (256, 32), 18: (64, 192), 19: (128, 192), 20: (256, 96),
+}  # fmt: skip
+"""Output pixels and filters of a tile, by the value of `TILE_SIZE`."""
+TERMS: Mapping[str, Mapping[int, int]] = {TILE_K: {0: 32, 1: 64, 2: 16}, K_BLOCK: {2: 16, 3: 32, 4: 64}}
+"""Terms of a step by the values of knobs that say them."""
+TERMS_OF: Mapping[str, int] = {"70": 8}
+"""Terms of a step by engine, where no knob says them."""
+TILED = frozenset({"22", "23", "27", "35", "38", "41", "45", "46", "47", "48", "62", "67", "70"})
+"""Engines whose tile the knob says."""
+PACKING = frozenset({"22", "62", "67"})
+"""Engines that compute narrow groups together, each as wide as a power of two."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of the output, and how the blocks that compute tiles go together.
+
+    Attributes:
+        pixels, filters: of the tile.
+        terms: that a step adds to each of its outputs.
+        cluster_pixels, cluster_filters: blocks of a cluster along each side: whole clusters are launched.
+        packs: narrow groups are computed together.
+    """
+
+    pixels: int
+    filters: int
+    terms: int
+    cluster_pixels: int = 1
+    cluster_filters: int = 1
+    packs: bool = False
+
+
+USUAL = Tile(128, 64, 32)
+"""Tile that stands for that of an algorithm which does not say it."""
+
+
+def tile_of(algorithm: str) -> Tile:
+    """Return the tile of a plan by its name, "plan:62:k2=5,k13=1"; the usual one for what does not say it."""
+    _, _, plan = algorithm.partition(":")
+    engine, _, text = plan.partition(":")
+    knobs = {name: int(value) for name, _, value in (each.partition("=") for each in text.split(",") if each)}
+    size = SIZES.get(knobs.get(TILE_SIZE, -1))
+    if engine not in TILED or size is None:
+        return USUAL
+    said = (TERMS[knob].get(knobs[knob]) for knob in TERMS if knob in knobs)
+    terms = next((each for each in said if each), TERMS_OF.get(engine, USUAL.terms))
+    along, across = (max(1, knobs.get(knob, 1)) for knob in (CLUSTER_PIXELS, CLUSTER_FILTERS))
+    return Tile(*size, terms, along, across, packs=engine in PACKING)

@@ -1,0 +1,89 @@
+"""Costs of the parts of a call: they are found where they were put in, and wider groups stand in for narrow ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes.drawn_samples import CARDS, drawn, frame_of
+
+from convscope.prediction.features import Features, features
+from convscope.prediction.learners import costs
+from convscope.prediction.shapes.sizes import Floats
+
+PLAN, OTHER = "plan:62:k2=5,k13=1,k27=1,k28=1", "plan:62:k2=0,k13=1,k27=1,k28=1"
+PUT_IN = {PLAN: {"call": 0.004, "whole waves": 1.6, "output": 1.2}, OTHER: {"call": 0.004, "whole waves": 1.3}}
+EACH = "float32 fp32 nchw"
+
+
+def samples(count: int, plan: str = PLAN, seed: int = 0) -> pd.DataFrame:
+    return frame_of(dataclasses.replace(row, algorithm=plan) for row in drawn(count, ("NVIDIA H200",), seed=seed))
+
+
+def times(frame: pd.DataFrame, given: Features) -> Floats:
+    """Return the logarithm over the roofline of times that are the sums of what was put in."""
+    took_ms = np.zeros(len(frame))
+    for name, weights in PUT_IN.items():
+        here = (frame["algorithm"] == name).to_numpy()
+        took_ms[here] = sum(value * given.parts_ms[part].to_numpy()[here] for part, value in weights.items())
+    found: Floats = np.log(took_ms / given.roofline_ms)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def card_of_drawn_samples(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(CARDS, "NVIDIA H200", (67.0, 4800.0, 132))
+
+
+def test_costs_of_parts_are_found_and_hold_for_other_shapes():
+    frame, others = samples(300), samples(200, seed=7)
+    given, asked = features(frame, {}), features(others, {})
+    found = costs.fit(given, frame, times(frame, given), by_call=True)
+    missed = found.predict(asked, others) - times(others, asked)
+    assert np.quantile(np.abs(missed), 0.95) < 0.01
+
+
+def test_few_odd_samples_change_little():
+    frame = samples(300)
+    given = features(frame, {})
+    truth = times(frame, given)
+    odd = truth + np.where(np.arange(300) % 20 == 0, 2.0, 0.0)  # every twentieth takes seven times as long
+    missed = costs.fit(given, frame, odd, by_call=True).predict(given, frame) - truth
+    assert np.median(np.abs(missed)) < 0.02
+
+
+def test_a_plan_with_few_samples_has_the_costs_of_its_engine():
+    frame = pd.concat([samples(300), samples(costs.FEWEST - 1, OTHER, seed=5)], ignore_index=True)
+    given = features(frame, {})
+    found = costs.fit(given, frame, times(frame, given), by_call=True)
+    assert any(PLAN in name for name in found.weights)
+    assert not any(OTHER in name for name in found.weights)
+    unknown = samples(50, "plan:62:k2=4,k13=1,k27=1,k28=1")
+    assert np.isfinite(found.predict(features(unknown, {}), unknown)).all()
+
+
+def test_a_plan_with_enough_samples_has_costs_of_its_own():
+    frame = pd.concat([samples(300), samples(60, OTHER, seed=5)], ignore_index=True)
+    given = features(frame, {})
+    found = costs.fit(given, frame, times(frame, given), by_call=True)
+    own = frame["algorithm"].to_numpy() == OTHER
+    missed = found.predict(given, frame) - times(frame, given)
+    assert np.median(np.abs(missed[own])) < 0.03
+
+
+def test_what_no_sample_is_like_costs_a_share_of_the_rooflines_time_at_least():
+    frame = samples(100)
+    given = features(frame, {})
+    nothing = costs.Costs(by_call=True, weights={costs.EVERY: {}})
+    assert nothing.predict(given, frame) == pytest.approx(np.full(100, np.log(costs.FASTEST)))
+
+
+def test_costs_of_the_rooflines_parts_are_by_arithmetic():
+    frame = samples(150)
+    frame.loc[frame.index[:20], "math"] = "tf32"
+    given = features(frame, {})
+    found = costs.fit(given, frame, times(frame, given), by_call=False)
+    assert {*found.weights} == {costs.EVERY, EACH}
+    assert {part for weights in found.weights.values() for part in weights} <= {"call", "operations", "bytes"}

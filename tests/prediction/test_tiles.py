@@ -1,0 +1,56 @@
+"""Tiles of plans: as their knobs say them, and as the names of the kernels say that plans ran."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+import pytest
+from fakes import ROOT
+
+from convscope.dataset import choices
+from convscope.dataset.samples import kernel_names
+from convscope.prediction.shapes.tiles import TERMS_OF, TILED, USUAL, Tile, tile_of
+
+NAMED = (
+    re.compile(r"tilesize(\d+)x(\d+)x(\d+)_"),  # sm90_xmma_fprop_implicit_gemm_…_tilesize128x64x32_…
+    re.compile(r"fprop\w*?_(\d+)x(\d+)_(\d+)x\d"),  # cutlass_tensorop_s1688fprop_optimized_tf32_256x64_16x4_…
+)
+
+
+def test_a_plan_says_its_tile_and_its_cluster():
+    assert tile_of("plan:62:k2=4,k13=1,k18=0,k25=1,k27=8,k28=2") == Tile(256, 64, 64, 8, 2, packs=True)
+    assert tile_of("plan+packed:67:k2=8,k13=0,k18=0,k25=1,k27=1,k28=1") == Tile(64, 32, 32, packs=True)
+    assert tile_of("plan:45:k2=5,k5=4,k14=4") == Tile(64, 64, 64)
+    assert tile_of("plan:70:k2=12,k18=0") == Tile(32, 32, 8)
+
+
+@pytest.mark.parametrize("name", ["torch", "direct", "plan:28:k2=4,k3=0", "plan:0", "plan:62:k2=99", "plan:62"])
+def test_what_says_no_tile_has_the_usual_one(name: str):
+    assert tile_of(name) == USUAL
+
+
+def named(kernels: str) -> tuple[int, ...] | None:
+    """Return the pixels, filters and terms that the name of one of the kernels says."""
+    found = (pattern.search(name) for name in kernel_names(kernels) or () for pattern in NAMED)
+    return next((tuple(map(int, each.groups())) for each in found if each), None)
+
+
+@pytest.mark.parametrize("card", ["h100", "h200"])
+def test_the_tiles_of_plans_are_those_in_the_names_of_the_kernels_that_ran(card: str):
+    read = pd.read_parquet(ROOT / "data" / card / "samples.parquet", columns=[*COLUMNS])
+    ran = choices.with_plans(read[(read["status"] == "ok") & read["kernels"].notna()])
+    ran = ran[ran["algorithm"].str.match(rf"plan[^:]*:(?:{'|'.join(TILED)}):")]
+    pairs = ran.groupby(["algorithm", "kernels"], as_index=False).size()
+    pairs["named"] = pairs["kernels"].map(named)
+    pairs["said"] = [(tile.pixels, tile.filters, tile.terms) for tile in map(tile_of, pairs["algorithm"])]
+    pairs = pairs[pairs["named"].notna()]
+    engines = {name.split(":")[1] for name in pairs["algorithm"]}
+    assert engines >= {"22", "38", "45", "46", "47", "62", "67", *TERMS_OF}
+    agrees = pairs["named"] == pairs["said"]
+    assert pairs["size"][agrees].sum() / pairs["size"].sum() > 0.99
+    by_plan = agrees.groupby(pairs["algorithm"]).mean()
+    assert by_plan[by_plan < 0.5].index.tolist() == []
+
+
+COLUMNS = ("algorithm", "kernels", "status", "first_plan", "groups", "in_channels")
