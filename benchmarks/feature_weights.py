@@ -28,7 +28,7 @@ import torch
 
 from convscope.dataset import calls, samples, splits
 from convscope.prediction import predictor
-from convscope.prediction.features import CATEGORIES, features
+from convscope.prediction.features import CATEGORIES, Features, features
 from convscope.prediction.learners import costs, process
 
 Rows = npt.NDArray[np.intp]
@@ -41,27 +41,34 @@ FIRST_ALIKE, FIRST_NOISE, RATE = 1.0, 0.01, 0.04
 class Data:
     """Samples of a set with what the process is to give for each, and their places."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, without: Sequence[str]) -> None:
         path = folder / "samples.parquet"
         self.frame = predictor.usable(samples.read([path]), "time")
-        known = calls.read(calls.beside(path))
-        given = features(self.frame, {})
-        wanted = predictor.logarithms(self.frame, "time", given)
-        left = wanted - costs.fit(given, self.frame, wanted, by_call=True).predict(given, self.frame)
+        found = splits.splits(self.frame, "family", calls.read(calls.beside(path)))
+        self.kinds = {each.name.removeprefix("family "): (each.held_back, each.learned) for each in found}
+        if unknown := {*without} - {*self.kinds}:
+            raise SystemExit(f"--without {' '.join(sorted(unknown))}: choose among {' '.join(self.kinds)}")
+        self.learned = np.all([np.ones(len(self.frame), bool), *(self.kinds[kind][1] for kind in without)], axis=0)
+        given, self.shapes = features(self.frame, {}), splits.labels(self.frame, "layer")
+        self.left = torch.tensor(self._left_over(given))
         numbers = given.values.drop(columns=list(CATEGORIES))
         spread = numbers.std(ddof=0)
         self.names = [name for name in map(str, numbers) if spread[name] > 0]
         scaled = (numbers[self.names] - numbers[self.names].mean()) / spread[self.names]
-        self.scaled, self.left = torch.tensor(scaled.to_numpy(float)), torch.tensor(left)
+        self.scaled = torch.tensor(scaled.to_numpy(float))
         self.codes = [torch.tensor(pd.factorize(given.values[name])[0]) for name in ("engine", "algorithm")]
-        self.shapes = splits.labels(self.frame, "layer")
-        self.kinds = {
-            each.name.removeprefix("family "): (each.held_back, each.learned)
-            for each in splits.splits(self.frame, "family", known)
-        }
         groups = process.groups_of(given, self.frame)
         every = ((name, np.flatnonzero(groups == name)) for name in sorted({*groups}))
         self.groups = {name: rows for name, rows in every if len(rows) >= process.FEWEST}
+
+    def _left_over(self, given: Features) -> npt.NDArray[np.float64]:
+        """Return what costs leave over that did not learn a row's shape, nor kinds that are left out."""
+        wanted, rows = predictor.logarithms(self.frame, "time", given), self.learned
+        number_of = splits.folds(self.shapes[rows])
+        found = costs.fit(given, self.frame, wanted, by_call=True, learned=rows).predict(given, self.frame)
+        own = self.frame.iloc[np.flatnonzero(rows)]
+        found[rows] = costs.crossed(given.rows(rows), own, wanted[rows], by_call=True, number_of=number_of)
+        return wanted - found
 
     def some(self, rows: Rows, most: int, seed: int = 0) -> Rows:
         """Return at most so many of these rows, of whole shapes that are drawn by chance."""
@@ -163,14 +170,11 @@ def main() -> int:
     asked = options.parse_args()
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
-    data = Data(asked.folder)
-    if unknown := {*asked.without} - {*data.kinds}:
-        options.error(f"--without {' '.join(sorted(unknown))}: choose among {' '.join(data.kinds)}")
-    learned = np.all([np.ones(len(data.frame), bool), *(data.kinds[kind][1] for kind in asked.without)], axis=0)
+    data = Data(asked.folder, asked.without)
     made, equal = Likeness(data), Likeness(data)
-    learn(made, learned, asked.steps, [*made.parameters()])
+    learn(made, data.learned, asked.steps, [*made.parameters()])
     if asked.without:
-        learn(equal, learned, asked.steps, [equal.alike, equal.noise])
+        learn(equal, data.learned, asked.steps, [equal.alike, equal.noise])
     print({name: round(value, 2) for name, value in zip(data.names, made.weights.exp().tolist(), strict=True)})
     print("alike:", *(f"{value:.2f}" for value in made.alike.exp().tolist()))
     for line in lines(data, asked.without, {"equal": equal, "learned": made}):

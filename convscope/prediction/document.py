@@ -20,7 +20,7 @@ from convscope.prediction import workspace
 from convscope.prediction.calibration import Correction
 from convscope.prediction.intervals import Growth
 from convscope.prediction.learners.booster import Booster
-from convscope.prediction.learners.core import Core, Fold
+from convscope.prediction.learners.core import Core
 from convscope.prediction.learners.costs import Costs
 from convscope.prediction.learners.forest import Forest
 from convscope.prediction.learners.kernels import ByKernel
@@ -59,8 +59,8 @@ def _plain(found: Predictor | WorkspacePredictor | Core | Process | Estimate) ->
 
 
 def _of_times(predictor: Predictor) -> dict[str, Any]:
-    folds = [{"costs": dataclasses.asdict(each.costs), "trees": each.trees.text} for each in predictor.core.folds]
-    parts = {**_plain(predictor.core), "folds": folds, "costs": dataclasses.asdict(predictor.core.costs)}
+    folds, costs = [trees.text for trees in predictor.core.folds], dataclasses.asdict(predictor.core.costs)
+    parts = {**_plain(predictor.core), "folds": folds, "costs": costs}
     corrections = {name: dataclasses.asdict(each) for name, each in predictor.corrections.items()}
     smooth = predictor.process and _of_process(predictor.process)
     times = predictor.time and _of_times(predictor.time)
@@ -88,7 +88,7 @@ def digest(document: Mapping[str, Any]) -> str:
 
 def _times(document: Mapping[str, Any]) -> Predictor:
     core = document["core"]
-    folds = tuple(Fold(Costs(**each["costs"]), Booster.read(each["trees"])) for each in core["folds"])
+    folds = tuple(Booster.read(text) for text in core["folds"])
     parts = {**core, "folds": folds, "names": tuple(core["names"]), "costs": Costs(**core["costs"])}
     corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
     own = {field.name: document[field.name] for field in dataclasses.fields(Predictor)}

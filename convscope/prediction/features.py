@@ -116,7 +116,7 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]], time
         **shape.vectors(),
         **shape.transforms(),
         **shape.tiles(rates.multiprocessors),
-        **tiled.logarithms(shape, rates.multiprocessors),
+        **tiled.features(shape, rates.multiprocessors),
     }
     roofline_ms = np.maximum(compute_ms, memory_ms)
     if times_ms is not None:

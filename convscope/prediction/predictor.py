@@ -33,7 +33,7 @@ from convscope.prediction.calibration import Correction
 from convscope.prediction.features import CARD, Features, engine, features, outside
 from convscope.prediction.held_out import FEWEST
 from convscope.prediction.intervals import Growth
-from convscope.prediction.learners import core, process, threads
+from convscope.prediction.learners import core, process
 from convscope.prediction.learners.core import Core
 from convscope.prediction.learners.process import Mask, Process
 from convscope.prediction.shapes.sizes import Floats
@@ -296,18 +296,16 @@ def _fitted(
     far: Floats = np.zeros(len(frame))
     far_models: Sequence[Floats] = [far] * len(models)
     if not is_new_card:
-        left = wanted - fitted.core.common(given, frame)
         divided = [*parts, *(models if models is not parts else ())]
-        lefts = threads.parallel_map(
-            lambda each: wanted - fitted.core.without(given, frame, wanted, each.gone), divided
-        )
-        by_division = [(each.out, each.gone, own) for each, own in zip(divided, lefts, strict=True)]
-        found = process.fit(given, frame, left, cards, by_division)
-        smooth, near = found.process, held_out.together(parts, found.rests[: len(parts)])
+        found = process.fit(given, frame, fitted.left, cards, [(each.out, each.gone) for each in divided])
+        over = [0.0 if unit == "layer" else _without(fitted, given, frame, wanted, each.gone) for each in parts]
+        over += [_without(fitted, given, frame, wanted, each.gone) for each in divided[len(parts) :]]
+        by_process = [rests + more for rests, more in zip(found.rests, over, strict=True)]
+        smooth, near = found.process, held_out.together(parts, by_process[: len(parts)])
         far = held_out.together(parts, found.far[: len(parts)], np.inf)
         share, last = process.share(missed, near), len(divided) - len(models)
         missed, far_models = _both(share, missed, near), found.far[last:]
-        missed_models = [_both(share, *each) for each in zip(missed_models, found.rests[last:], strict=True)]
+        missed_models = [_both(share, *each) for each in zip(missed_models, by_process[last:], strict=True)]
     # Of a row that is held out others of its shape are learned: its distance says nothing of another layer's.
     asked = held_out.is_asked(frame, unit)
     growth = Growth() if unit == "rows" else intervals.growth(missed[asked], far[asked])
@@ -324,6 +322,11 @@ def _fitted(
     )
     of_all = np.where(np.isnan(missed), fitted.rests, missed)  # what is in no part is of no kind of network
     return made, given.roofline_ms * np.exp(wanted - of_all)
+
+
+def _without(fitted: core.Fitted, given: Features, frame: pd.DataFrame, wanted: Floats, gone: Mask) -> Floats:
+    """Return how much more costs leave over of each row that did not learn what is gone, than `fitted` left."""
+    return wanted - fitted.core.without(given, frame, wanted, gone) - fitted.left
 
 
 def _both(share: float, trees: Floats, smooth: Floats) -> Floats:

@@ -23,6 +23,13 @@ ROW = dataclasses.replace(
 SHAPE = Geometry((2, 24, 30, 21), (36, 6, 3, 5), (1, 2), (2, 1), (1, 2), 4)
 
 
+PLAIN = {
+    "batch_size": 8, "in_channels": 64, "out_channels": 96, "in_height_px": 28, "in_width_px": 28, "kernel_size": "3x3",
+    "stride": "1x1", "padding": "1x1", "dilation": "1x1", "groups": 1,
+}  # fmt: skip
+"""A convolution of 6,272 pixels."""
+
+
 def frame(*rows: SampleRow) -> pd.DataFrame:
     return frame_of(rows)
 
@@ -130,12 +137,8 @@ def test_plans_of_one_engine_have_that_in_common():
 
 
 def of_plan(plan: str, **changed: object) -> pd.Series:
-    """Return the features of a convolution of 64 channels to 96 filters, 3×3, of 28² pixels in a batch of 8."""
-    whole = {
-        "batch_size": 8, "in_channels": 64, "out_channels": 96, "in_height_px": 28, "in_width_px": 28,
-        "kernel_size": "3x3", "stride": "1x1", "padding": "1x1", "dilation": "1x1", "groups": 1, **changed,
-    }  # fmt: skip
-    return features(frame(dataclasses.replace(ROW, algorithm=plan, **whole)), {}).values.iloc[0]  # type: ignore[arg-type]
+    """Return the features of `PLAIN` by a plan."""
+    return features(frame(dataclasses.replace(ROW, algorithm=plan, **{**PLAIN, **changed})), {}).values.iloc[0]  # type: ignore[arg-type]
 
 
 def test_waves_of_a_plan_are_of_its_own_tile():
@@ -144,6 +147,8 @@ def test_waves_of_a_plan_are_of_its_own_tile():
     assert np.exp(values["plan_steps"]) == pytest.approx(9)
     assert np.exp(values["plan_tile"]) == pytest.approx(128 / 96)
     assert values["plan_last_wave"] == pytest.approx(2 / (98 * 2 / 132))
+    assert values["plan_last_two_waves"] == pytest.approx(2 / (98 * 2 / 132))
+    assert of_plan("plan:62:k2=5,k13=1,k27=1,k28=1", batch_size=1)["plan_last_two_waves"] == 8  # of 26 blocks
 
 
 def test_blocks_of_a_plan_are_whole_clusters():
@@ -161,12 +166,56 @@ def test_narrow_groups_are_computed_together_in_powers_of_two():
     assert np.exp(alone["plan_steps"]) == pytest.approx(2)  # 108 terms in steps of 64
 
 
-def test_no_part_of_a_call_is_below_0_and_what_is_not_grouped_or_padded_has_none_of_it():
-    plain = dataclasses.replace(ROW, in_channels=64, out_channels=96, groups=1)
-    parts = features(frame(ROW, plain), {}).parts_ms
-    assert (parts.to_numpy() >= 0).all()
-    assert parts.loc[0, ["groups", "padded output"]].gt(0).all()
-    assert (parts.loc[1, ["groups", "waves of groups", "packed input", "padded input", "padded output"]] == 0).all()
+def parts_of(plan: str, **changed: object) -> pd.Series:
+    return features(frame(dataclasses.replace(ROW, algorithm=plan, **changed)), {}).parts_ms.iloc[0]  # type: ignore[arg-type]
+
+
+def test_parts_of_a_plan_are_of_its_own_tile():
+    h200 = gpus.identify("NVIDIA H200")
+    assert h200 is not None
+    parts = parts_of("plan:62:k2=5,k13=1,k27=1,k28=1", **PLAIN)
+    blocks, step_ms = 98 * 2, 2 * 64 * 64 * 64 * 132 / h200.tflops("float16", "fp32") / 1e9
+    assert parts["waves"] == pytest.approx(blocks / 132 * 9 * step_ms)
+    assert parts["whole waves"] == pytest.approx(2 * 9 * step_ms)
+    assert parts["pairs of waves"] == pytest.approx(2 * 9 * step_ms)
+    assert parts["ends of tiles"] == pytest.approx(2 * step_ms)
+    assert parts["loads"] == pytest.approx(blocks * 9 * 64 * (64 + 64) * 2 / h200.bandwidth_gbps / 1e6)
+    assert parts["steps"] == 9
+    assert parts["output"] == pytest.approx(6272 * 96 * 2 / h200.bandwidth_gbps / 1e6)
+    assert parts["patches"] == pytest.approx(6272 * 576 * 2 / h200.bandwidth_gbps / 1e6)
+    assert parts["call"] == 1
+    none = ["blocks of a cluster", "groups", "packed input", "padded input", "waves of 64x64", "products"]
+    assert (parts[none] == 0).all()
+
+
+def test_parts_of_groups_are_launches_one_by_one_and_what_is_packed():
+    h200 = gpus.identify("NVIDIA H200")
+    assert h200 is not None
+    parts = parts_of("plan:62:k2=5,k13=1,k27=8,k28=1", **{**PLAIN, "in_channels": 48, "out_channels": 48, "groups": 4})
+    assert parts["groups"] == 4
+    assert parts["steps of groups"] == 4 * 2  # 108 terms in steps of 64; groups of 12 are packed as of 16
+    assert parts["packed output"] == pytest.approx(6272 * 4 * 16 * 2 / h200.bandwidth_gbps / 1e6)
+    assert parts["blocks of a cluster"] == 7
+
+
+def test_parts_of_an_algorithm_that_says_no_tile_are_of_usual_ones_and_of_transforms():
+    h200 = gpus.identify("NVIDIA H200")
+    assert h200 is not None
+    parts, gbps = parts_of("winograd", **PLAIN), h200.bandwidth_gbps
+    assert parts["whole waves of 64x64"] / parts["waves of 64x64"] == pytest.approx(2 / (98 * 2 / 132))
+    tiles = 8 * 14 * 14
+    assert parts["Winograd's 2x2 input"] == pytest.approx(tiles * 16 * 64 * 2 / gbps / 1e6)
+    assert parts["whole transforms input"] == pytest.approx(8 * 64 * 32 * 17 * 8 / gbps / 1e6)  # 30 px in 32
+    assert parts["products of rectangles"] / parts["products"] == pytest.approx(32 * 32 / 28**2)
+    padded = parts_of("winograd", **{**PLAIN, "in_channels": 3})
+    assert padded["padded input"] == pytest.approx(padded["input"] * 8 / 3)
+
+
+@pytest.mark.parametrize("name", ["torch", "plan:62:k2=5,k13=1,k27=8,k28=1", "plan+packed:45:k2=5,k5=4"])
+def test_no_part_is_below_0_or_without_end(name: str):
+    parts = parts_of(name).to_numpy(float)
+    assert np.isfinite(parts).all()
+    assert (parts >= 0).all()
 
 
 @pytest.mark.parametrize(

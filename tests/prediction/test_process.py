@@ -111,7 +111,7 @@ def test_distances_are_those_to_the_nearest_that_is_not_left_out_by_the_same_eng
     frame = samples(60)
     given, wanted = features(frame, {}), smooth(frame)
     out = np.arange(len(frame)) < 20
-    fitted = process.fit(given, frame, wanted, {}, [(out, out, wanted)])
+    fitted = process.fit(given, frame, wanted, {}, [(out, out)])
     alone = process.fit(given.rows(~out), frame[~out].reset_index(drop=True), wanted[~out], {}).process
     assert np.isinf(fitted.far[0][~out]).all()
     assert (fitted.far[0][out] > 0).all()
@@ -143,8 +143,7 @@ def test_an_engine_with_enough_samples_is_a_process_of_its_own_and_others_share_
 
 def test_a_group_with_too_few_samples_has_no_process():
     frame = samples(process.FEWEST // 2 - 1)
-    every = np.ones(len(frame), bool)
-    fitted = process.fit(features(frame, {}), frame, smooth(frame), {}, [(every, every, smooth(frame))])
+    fitted = process.fit(features(frame, {}), frame, smooth(frame), {}, [(np.ones(len(frame), bool),) * 2])
     assert np.isnan(fitted.rests[0]).all()
     assert np.isinf(fitted.far[0]).all()
     assert np.isnan(fitted.process.predict(features(frame, {}), frame)).all()

@@ -9,9 +9,9 @@ The logarithm of a target over the roofline's time is the sum of
 - for a card that was learned, its median rest;
 - for work that was learned on another card, its rest there, shrunk by how much such rests agree between cards (their
   intraclass correlation): kernels are good or bad at a shape in the same way on several cards.
-Costs and trees are of five folds, each of which did not learn a fifth of the shapes; rests are of those. Work with a
-known rest is estimated by the fold that did not learn its shape, so that the rest does not count twice; other work by
-the mean of all.
+Trees are of five folds, each of which did not learn a fifth of the shapes; rests are of those. What they learn is left
+over by costs that did not learn a row's fifth of the shapes either (stacking). Work with a known rest is estimated by
+the fold that did not learn its shape, so that the rest does not count twice; other work by the mean of all.
 """
 
 from __future__ import annotations
@@ -43,20 +43,13 @@ HEADROOM_RIDGE = 0.02
 
 
 @dataclass(frozen=True)
-class Fold:
-    """What was fitted without a fifth of the shapes: costs, and trees that know what these leave over."""
-
-    costs: Costs
-    trees: Booster
-
-
-@dataclass(frozen=True)
 class Core:
     """A fitted estimate.
 
     Attributes:
         ranges: the least and largest value of each feature that was learned.
         costs: of parts, learned from all shapes.
+        folds: the trees of each fold.
         offsets: by the card's name.
         effects: by work.
     """
@@ -65,7 +58,7 @@ class Core:
     levels: Mapping[str, list[str]]
     ranges: Mapping[str, tuple[float, float]]
     costs: Costs
-    folds: tuple[Fold, ...]
+    folds: tuple[Booster, ...]
     headroom_share: float
     usual_headroom: float
     offsets: Mapping[str, float]
@@ -74,23 +67,23 @@ class Core:
     def predict(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return the logarithm of the target over the roofline's time in ms, for each row."""
         numbers = _within(booster.matrix(given.values, self.levels), self.names, self.ranges)
-        by_fold = np.array([each.costs.predict(given, frame) + each.trees.predict(numbers) for each in self.folds])
+        by_fold = np.array([trees.predict(numbers) for trees in self.folds])
         known = np.array([key in self.effects for key in splits.joined(frame, WORK)])
         found = np.where(known, by_fold[_folds(frame), np.arange(len(frame))], by_fold.mean(axis=0))
-        found += self._of_headroom(given)
+        found += self.common(given, frame)
         found += np.array([self.offsets.get(name, 0.0) for name in frame["gpu_name"]])
         return found + self.effects_of(frame)
 
     def common(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return the part of the estimate that trees do not give: the costs, and the card's headroom."""
-        return self.costs.predict(given, frame) + self._of_headroom(given)
+        return self.costs.predict(given, frame) + self.headroom(given)
 
     def without(self, given: Features, frame: pd.DataFrame, wanted: Floats, gone: npt.NDArray[np.bool_]) -> Floats:
-        """Return `common` by costs that some rows were not learned for, of which the estimate was fitted to all."""
-        learned = costs.fit(given.rows(~gone), frame[~gone], wanted[~gone], self.costs.by_call)
-        return learned.predict(given, frame) + self._of_headroom(given)
+        """Return `common` as it would be if the costs had not learned some of the rows."""
+        return costs.fit(given, frame, wanted, self.costs.by_call, ~gone).predict(given, frame) + self.headroom(given)
 
-    def _of_headroom(self, given: Features) -> Floats:
+    def headroom(self, given: Features) -> Floats:
+        """Return the part of the estimate that the card's clock headroom has."""
         return self.headroom_share * _filled(given.headroom, self.usual_headroom)
 
     def effects_of(self, frame: pd.DataFrame) -> Floats:
@@ -100,10 +93,16 @@ class Core:
 
 @dataclass(frozen=True)
 class Fitted:
-    """An estimate, and for each row that it learned from the rest of a fold that had not learned its shape."""
+    """An estimate, and what is left over of each row that it learned.
+
+    Attributes:
+        rests: by costs and trees that had not learned the row's shape.
+        left: by costs alone that had not.
+    """
 
     core: Core
     rests: Floats
+    left: Floats
 
 
 def fit(given: Features, frame: pd.DataFrame, wanted: Floats, is_linear: bool = True) -> Fitted:
@@ -125,28 +124,24 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, is_linear: bool = 
     usual = float(np.nanmean(given.headroom)) if np.isfinite(given.headroom).any() else 0.0
     headroom = _filled(given.headroom, usual)
     share = _headroom_share(cards, work, headroom, wanted - of_all.predict(given, frame))
-    left, number_of = wanted - share * headroom, _folds(frame)
+    number_of = _folds(frame)
     if len(np.unique(number_of)) < 2:
         raise InputError(f"samples of {len({*work})} shapes are too few to hold some of them back: measure more")
-
-    def fitted(number: int) -> tuple[Fold, Floats]:
-        rows = number_of != number
-        own = costs.fit(given.rows(rows), frame[rows], wanted[rows], by_call)
-        over = left - own.predict(given, frame)
-        trees = Booster.fit(names, numbers[rows], over[rows], **(LINEAR if is_linear else {}))
-        over[~rows] -= trees.predict(numbers[~rows])
-        return Fold(own, trees), over
-
-    found = threads.parallel_map(fitted, range(splits.PARTS))
-    rests: Floats = np.array([over for _, over in found])[number_of, np.arange(len(frame))]
+    left = wanted - share * headroom - costs.crossed(given, frame, wanted, by_call, number_of)
+    learns = [number_of != number for number in range(splits.PARTS)]
+    folds = threads.parallel_map(
+        lambda rows: Booster.fit(names, numbers[rows], left[rows], **(LINEAR if is_linear else {})), learns
+    )
+    rests = left.copy()
+    for trees, learned in zip(folds, learns, strict=True):
+        rests[~learned] -= trees.predict(numbers[~learned])
     offsets = {name: float(np.median(rests[cards == name])) for name in sorted({*cards})}
     if len(offsets) < 2:
         offsets = dict.fromkeys(offsets, 0.0)
     rests = rests - np.array([offsets[name] for name in cards])
     ranges, effects = ranges_of(given), _effects(work, rests)
-    return Fitted(
-        Core(names, known, ranges, of_all, tuple(fold for fold, _ in found), share, usual, offsets, effects), rests
-    )
+    made = Core(names, known, ranges, of_all, tuple(folds), share, usual, offsets, effects)
+    return Fitted(made, rests, left)
 
 
 def ranges_of(given: Features) -> dict[str, tuple[float, float]]:

@@ -1,14 +1,15 @@
-"""What the parts of a call's time cost: weights, none below 0, with the smallest logarithms of ratios.
+"""Costs of the parts of a call: weights, none below 0, with the smallest logarithms of ratios.
 
-Calls of one arithmetic, engine, class of shapes and plan run the same kernels, so they have weights of their own, on
-each card. Weights of a narrower group begin with those of the wider one around it, as if some of the latter's samples
-were its own: so few samples are enough (partial pooling). A wider group stands for a narrower one that was not learned.
+Calls of one arithmetic, engine, class of shapes and plan mostly run the same kernels, so they have weights of their
+own, on each card. Weights of a narrower group begin with those of the wider one around it, as if some of the latter's
+samples were its own: so few samples are enough (partial pooling). A wider group stands for a narrower one that was not
+learned.
 
 The mean absolute logarithm of predicted over measured times is made small by squares of relative errors, each counted
 by what makes it such a logarithm (iteratively reweighted least squares), so that few odd samples change little.
 
-Where the parts are those of the roofline alone (`by_call` false), weights are by arithmetic, and those with the
-smallest squares of relative errors.
+Where the parts are those of the roofline alone (`by_call` false), weights are by arithmetic, and those of least squares
+of relative errors.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from scipy.optimize import nnls
 from convscope.dataset import splits
 from convscope.dataset.samples import ARITHMETIC
 from convscope.prediction.features import Features
+from convscope.prediction.learners import threads
 from convscope.prediction.shapes.sizes import Floats
 
 EVERY = ""
@@ -34,13 +36,17 @@ FEWEST, FEWEST_OF_ARITHMETIC = 20, 50
 BORROWED = 30
 """Samples that a group has of the wider one around it, at most."""
 RIDGE = 1e-9
-"""Share that is added to the squares of each part, so that parts that are alike in all samples can be told apart."""
+"""Share that is added to the squares of each part: those that are alike in all samples make no matrix singular."""
 MOST = 1_500
 """Samples that the weights of a group are learned from at most, as far apart in the order of samples as can be."""
 ROUNDS, LEAST = 3, 0.05
-"""Times that squares are counted anew, and the least logarithm of a ratio that they are divided by."""
+"""Rounds of reweighting, and the least logarithm of a ratio that squares are divided by."""
+TINIEST = 1e-6
+"""Ratio that stands for one of 0, whose logarithm has no end."""
 FASTEST = 0.1
-"""Share of the roofline's time that a call takes at least: caches are faster than the memory, but not by more."""
+"""Share of the roofline's time that a call takes at least: caches are faster than the memory, and transforms save
+operations, but not by more."""
+Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 
 
@@ -66,7 +72,7 @@ class Costs:
         for name, rows in _rows_of(finest, np.arange(len(frame))):
             weights = self.weights[name]
             found_ms[rows] = values[rows] @ np.array([weights.get(str(part), 0.0) for part in parts])
-        found: Floats = np.log(np.maximum(found_ms / given.roofline_ms, FASTEST))
+        found: Floats = np.log(np.maximum(found_ms / given.roofline_ms, FASTEST if self.by_call else 0.0))
         return found
 
 
@@ -80,7 +86,7 @@ class _Squares:
 
     @classmethod
     def of(cls, relative: Floats, counts: Floats | None = None) -> _Squares:
-        """Return it for parts over the target, a row a sample, and how much each square counts; None for alike."""
+        """Return it for parts over the target, a row a sample, and how much each square counts; None: all alike."""
         counted = relative if counts is None else relative * (counts / counts.mean())[:, None]
         return cls(counted.T @ relative, counted.sum(axis=0), len(relative))
 
@@ -106,11 +112,12 @@ _Group = tuple[_Squares, Floats]
 """Sums and weights of a group."""
 
 
-def fit(given: Features, frame: pd.DataFrame, wanted: Floats, by_call: bool) -> Costs:
+def fit(given: Features, frame: pd.DataFrame, wanted: Floats, by_call: bool, learned: Mask | None = None) -> Costs:
     """Fit weights to the logarithm of a target over the roofline's time, which is `wanted` for each row.
 
     Args:
         by_call: the parts are those of each call (`Costs`).
+        learned: the rows that they are fitted to; None: all.
     """
     parts = _parts(given, by_call)
     relative = parts.to_numpy(float) / (np.exp(wanted) * given.roofline_ms)[:, None]
@@ -120,19 +127,36 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, by_call: bool) -> 
 
     def narrow(name: str, rows: Places, wider: _Group | None, depth: int) -> None:
         some = relative[rows[:: -(-len(rows) // MOST)]]
-        mine = _learned(some, wider) if by_call else _alone(some)
-        weights = mine[1].tolist()
-        found[name] = {str(part): value for part, value in zip(parts, weights, strict=True) if value > 0}
-        inner = [*_rows_of(levels[depth], rows)] if depth < len(levels) else []
-        while len(inner) == 1 and depth < len(levels):  # the same rows under a longer name: nothing to learn
-            depth += 1
-            inner = [*_rows_of(levels[depth], rows)] if depth < len(levels) else []
-        for own, of_own in inner:
-            if len(of_own) >= fewest:
-                narrow(own, of_own, mine, depth + 1)
+        mine = _learned(some, wider) if by_call else _alone(relative[rows])
+        found[name] = {str(part): value for part, value in zip(parts, mine[1].tolist(), strict=True) if value > 0}
+        while depth < len(levels):
+            inner, depth = [*_rows_of(levels[depth], rows)], depth + 1
+            if len(inner) > 1:  # else they are the same rows by a longer name
+                for own, of_own in inner:
+                    if len(of_own) >= fewest:
+                        narrow(own, of_own, mine, depth)
+                return
 
-    narrow(EVERY, np.arange(len(frame)), None, 0)
+    narrow(EVERY, np.arange(len(frame)) if learned is None else np.flatnonzero(learned), None, 0)
     return Costs(by_call, found)
+
+
+def crossed(given: Features, frame: pd.DataFrame, wanted: Floats, by_call: bool, number_of: Places) -> Floats:
+    """Return for each row what costs say that did not learn its fold, as `Costs.predict` does.
+
+    Args:
+        number_of: of each row, the number of its fold.
+    """
+    numbers = np.unique(number_of)
+
+    def without(number: int) -> Floats:
+        out = number_of == number
+        return fit(given, frame, wanted, by_call, ~out).predict(given.rows(out), frame[out])
+
+    found = np.empty(len(frame))
+    for number, values in zip(numbers, threads.parallel_map(without, numbers.tolist()), strict=True):
+        found[number_of == number] = values
+    return found
 
 
 def _alone(relative: Floats) -> _Group:
@@ -152,10 +176,10 @@ def _learned(relative: Floats, wider: _Group | None) -> _Group:
 
 def _counts(ratios: Floats) -> Floats:
     """Return what turns squares of `ratios - 1` into absolute logarithms of the ratios."""
-    logarithms = np.log(np.maximum(ratios, 1e-6))
-    past = np.where(np.abs(ratios - 1) > 1e-6, ratios - 1, 1.0)
-    to_squares = np.where(past == 1.0, 1.0, (logarithms / past) ** 2)
-    found: Floats = np.minimum(to_squares / np.maximum(np.abs(logarithms), LEAST), 4 / LEAST)
+    past, logarithms = ratios - 1, np.log(np.maximum(ratios, TINIEST))
+    is_near = np.abs(past) < TINIEST
+    to_squares = np.where(is_near, 1.0, logarithms / np.where(is_near, 1.0, past)) ** 2
+    found: Floats = to_squares / np.maximum(np.abs(logarithms), LEAST)
     return found
 
 
@@ -185,6 +209,8 @@ def _levels(given: Features, frame: pd.DataFrame, by_call: bool) -> list[splits.
 
 def _rows_of(labels: splits.Labels, rows: Places) -> Iterator[tuple[str, Places]]:
     """Yield each label of some rows, with the rows that have it."""
+    if not len(rows):
+        return
     numbers, names = pd.factorize(labels[rows], sort=True)
     order = np.argsort(numbers, kind="stable")
     for name, places in zip(names, np.split(order, np.cumsum(np.bincount(numbers))[:-1]), strict=True):

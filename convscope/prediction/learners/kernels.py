@@ -103,24 +103,21 @@ class Fit:
         self._weights = self._inverse @ (wanted - self._mean)
         self._trees_without = dict[bytes, Forest]()
 
-    def without(self, gone: Places, asked: tuple[Floats, Floats] | None = None, wanted: Floats | None = None) -> Floats:
+    def without(self, gone: Places, asked: tuple[Floats, Floats] | None = None) -> Floats:
         """Return the estimates of points that are left out, by the others alone.
 
         Args:
             gone: the numbers of the points.
-            wanted: what the estimate of each point is to be, where that is another than in the fit.
             asked: of other rows, whose estimates are returned instead, the likeness to each point, and the features.
         """
         likeness, features = (self._likeness[gone], self._points[gone]) if asked is None else asked
         left = np.setdiff1d(np.arange(len(self._labels)), gone)
-        mean = self._mean if wanted is None else float(wanted.mean())
         if not len(left):
-            return np.full(len(features), mean)
-        of_all = self._weights if wanted is None else self._inverse @ (wanted - mean)
-        alone = np.linalg.solve(self._inverse[np.ix_(gone, gone)], of_all[gone])
-        weights = of_all[left] - self._inverse[np.ix_(left, gone)] @ alone
+            return np.full(len(features), self._mean)
+        alone = np.linalg.solve(self._inverse[np.ix_(gone, gone)], self._weights[gone])
+        weights = self._weights[left] - self._inverse[np.ix_(left, gone)] @ alone
         trees = self._fitted_without(gone, left)
-        return _by_votes(likeness[:, left], self._ran[left], weights, mean, trees, features)
+        return _by_votes(likeness[:, left], self._ran[left], weights, self._mean, trees, features)
 
     def _fitted_without(self, gone: Places, left: Places) -> Forest:
         """Return the trees of the points that are left; they take long, and the same are asked for again."""

@@ -183,15 +183,14 @@ class Fitted:
 
 def fit(
     given: Features, frame: pd.DataFrame, wanted: Floats, cards: Mapping[str, Mapping[str, float]],
-    divisions: Sequence[tuple[Mask, Mask, Floats]] = (),
+    divisions: Sequence[tuple[Mask, Mask]] = (),
 ) -> Fitted:  # fmt: skip
     """Fit a process to samples.
 
     Args:
         wanted: what it is to give for each row.
-        divisions: rows that are judged, rows that are left out with them, and what the process is to give for each
-            row where nothing of those is known. Of a row that is not judged, or of a group with too few, the rest is
-            NaN.
+        divisions: rows that are judged, and rows that are left out with them. Of a row that is not judged, or of a
+            group with too few, the rest is NaN.
     """
     numbers = given.values.drop(columns=list(CATEGORIES))
     center, spread = numbers.mean(), numbers.std(ddof=0)
@@ -208,9 +207,8 @@ def fit(
         likeness = places.among(chosen)
         found = _OfOne(places, wanted, rows, chosen, _noise(places, frame, wanted, chosen), likeness)
         found.know_kernels(frame, likeness)
-        # A group writes its rows alone.
-        for (judged, out, wanted_without), rest, distances in zip(divisions, rests, far, strict=True):
-            found.leave_out(judged, out, rest, wanted_without)
+        for (judged, out), rest, distances in zip(divisions, rests, far, strict=True):  # a group writes its rows alone
+            found.leave_out(judged, out, rest)
             asked, left = rows[judged[rows]], chosen[~out[chosen]]
             distances[asked] = places.rows(asked).distances(places.rows(left))
         by_kernel = None if found.by_kernel is None else found.by_kernel.fitted(found.share)
@@ -298,40 +296,27 @@ class _OfOne:
         self.share = share(without, by_kernel)
         self.by_kernel = known if self.share > 0 else None
 
-    def leave_out(self, judged: Mask, out: Mask, rests: Floats, wanted: Floats | None = None) -> None:
-        """Write what the process misses of judged rows if it is fitted without those that are left out.
-
-        Args:
-            wanted: what it is to give for each row then, where that is another than in the fit.
-        """
+    def leave_out(self, judged: Mask, out: Mask, rests: Floats) -> None:
+        """Write what the process misses of judged rows if it is fitted without those that are left out."""
         gone = np.flatnonzero(out[self._points])
         if not len(gone):
             return
-        mean, of_all, of_points = self.mean, self.weights, None
-        if wanted is None:
-            wanted = self._wanted
-        else:
-            of_points = wanted[self._points]
-            mean = float(of_points.mean())
-            of_all = self._inverse @ (of_points - mean)
-        alone = np.linalg.solve(self._inverse[np.ix_(gone, gone)], of_all[gone])
+        alone = np.linalg.solve(self._inverse[np.ix_(gone, gone)], self.weights[gone])
         found, points = np.full(len(rests), np.nan), self._points[gone]
         found[points] = alone
         if self.by_kernel is not None:
-            by_kernel = self.by_kernel.without(gone, wanted=of_points)
-            found[points] += self.share * (wanted[points] - by_kernel - alone)
+            found[points] += self.share * (self._wanted[points] - self.by_kernel.without(gone) - alone)
         others = np.setdiff1d(self._rows, self._points)
         others = others[judged[others]]
         if len(others):
             left = np.setdiff1d(np.arange(len(self._points)), gone)
-            weights = of_all[left] - self._inverse[np.ix_(left, gone)] @ alone
+            weights = self.weights[left] - self._inverse[np.ix_(left, gone)] @ alone
             asked = self._places.rows(others)
             likeness = asked.likeness(self._places.rows(self._points))
-            estimates = mean + likeness[:, left] @ weights
+            estimates = self.mean + likeness[:, left] @ weights
             if self.by_kernel is not None:
-                by_kernel = self.by_kernel.without(gone, (likeness, asked.scaled), of_points)
-                estimates += self.share * (by_kernel - estimates)
-            found[others] = wanted[others] - estimates
+                estimates += self.share * (self.by_kernel.without(gone, (likeness, asked.scaled)) - estimates)
+            found[others] = self._wanted[others] - estimates
         known = judged & np.isfinite(found)
         rests[known] = found[known]
 

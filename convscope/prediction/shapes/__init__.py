@@ -1,1 +1,1 @@
-"""What a convolution computes: its sizes, the tiles that a plan computes them in, and what its time consists of."""
+"""Sizes of convolutions, the tiles that a plan computes them in, and the parts of their time."""

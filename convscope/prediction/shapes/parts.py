@@ -13,12 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from convscope.prediction.shapes.sizes import WINOGRAD, Floats, Sizes
-from convscope.prediction.shapes.tiles import USUAL, Tile
+from convscope.prediction.shapes.tiles import Tile
 
 USUAL_TILES = ((32, 32), (64, 64), (128, 64))
 """Tiles, output pixels and filters, of kernels whose own is not known."""
 LINE_BYTES, MOST_PACKED = 128, 8
-"""Bytes of channels that groups are packed to, and groups that are packed together at most."""
+"""Bytes of channels that groups are packed to, and groups that are packed together at most; as many where there are
+fewer groups, as the names of kernels say."""
+NARROWEST = 4
+"""Channels that a group is computed as at least where groups are packed."""
+MOST_IDLE = 8.0
+"""Cap on whole waves over those that are needed: below one wave the ratio only repeats how few blocks there are."""
 FOURIER = 32
 """Side of the tiles of transforms that do not take a whole image."""
 DIRECT = (8, 32)
@@ -26,8 +31,9 @@ DIRECT = (8, 32)
 THREADS = 1024
 """Outputs that a multiprocessor sums up at once in direct kernels."""
 COMPLEX_BYTES = 8
+"""Bytes of a value of a transform."""
 PADDED = 8
-"""Channels and filters are padded to a multiple of it, by kernels of their own."""
+"""Channels and filters are padded to a multiple of it, by kernels of their own, or filters by their channels."""
 Parts = dict[str, Floats]
 Labels = npt.NDArray[np.object_]
 
@@ -69,7 +75,8 @@ class Tiled:
         cluster: blocks of one.
         steps: of a tile; `steps_by_tap` where each tap has steps of its own.
         pixels, filters, terms: of a tile and a step.
-        width, filters_of_group: channels and filters of a group as they are computed.
+        width, filters_of_group: channels and filters of a group as they are computed: where groups are packed, both the
+            power of two that is as large as the larger of them.
         is_packed: rows with groups by a plan that packs them.
         is_known: rows by a plan that says its tile.
     """
@@ -94,7 +101,7 @@ class Tiled:
         high, wide, terms, along, across = (np.array([getattr(tile, name) for tile in tiles], float) for name in names)
         packed = np.array([tile.packs for tile in tiles]) & (sizes.groups > 1)
         channels, filters = sizes.channels / sizes.groups, sizes.filters / sizes.groups
-        power = np.maximum(2.0 ** np.ceil(np.log2(np.maximum(channels, filters))), LINE_BYTES / 4 / MOST_PACKED)
+        power = np.maximum(2.0 ** np.ceil(np.log2(np.maximum(channels, filters))), NARROWEST)
         channels, filters = np.where(packed, power, channels), np.where(packed, power, filters)
         together = np.where(packed, np.clip(LINE_BYTES / element_bytes / channels, 1, MOST_PACKED), 1.0)
         rows, columns = np.ceil(sizes.pixels / high), np.ceil(filters * together / wide)
@@ -106,11 +113,11 @@ class Tiled:
             steps=np.ceil(taps * channels * together / terms),
             steps_by_tap=taps * np.ceil(channels * together / terms),
             pixels=high, filters=wide, terms=terms, width=channels, filters_of_group=filters, is_packed=packed,
-            is_known=np.array([tile is not USUAL for tile in tiles]),
+            is_known=np.array([tile.is_known for tile in tiles]),
         )  # fmt: skip
 
-    def logarithms(self, sizes: Sizes, multiprocessors: Floats) -> Parts:
-        """Return features: the waves, how full the last one is, how full a tile, its steps, and the cluster."""
+    def features(self, sizes: Sizes, multiprocessors: Floats) -> Parts:
+        """Return waves, whole ones over them, outputs of tiles over those needed, steps, and blocks of a cluster."""
         waves = self.blocks / multiprocessors
         outputs = self.tiles * self.pixels * self.filters
         return {
@@ -123,16 +130,13 @@ class Tiled:
         }
 
 
-MOST_IDLE = 8.0
-"""Waves that are launched over those that are needed, at most: below a wave it only says again how few blocks are."""
-
-
 def classes(sizes: Sizes) -> tuple[Labels, Labels]:
-    """Return two classes of each row, the second finer: rows of one are computed by the same kernels.
+    """Return two classes of each row, the second finer: rows of one are mostly computed by the same kernels.
 
-    The first is of groups: none; of a channel; as wide as a power of two, the same in and out, or another; of a
-    multiple of eight channels; of others; and whether they are of one image, where a group's channels lie together. The
-    second is of the multiples that channels and filters are besides.
+    The first is of groups: none; depthwise; of a channel and several filters; as wide as a power of two, the same in
+    and out, or another; of a multiple of eight channels and filters; of others; and whether they are of one image, of
+    which the channels of a group lie together in memory. The second is of the multiples that channels and filters are
+    besides.
     """
     channels, filters = sizes.channels / sizes.groups, sizes.filters / sizes.groups
     in_power, out_power = (np.frexp(each)[0] == 0.5 for each in (channels, filters))
@@ -157,8 +161,8 @@ def _multiple(count: Floats) -> Labels:
 def parts_ms(sizes: Sizes, tiled: Tiled, rates: Rates) -> Parts:
     """Return the parts of each row by their names, none below 0.
 
-    A plan whose tile is known has the parts of its tiles; other algorithms have those of usual tiles and of the ways to
-    compute a convolution that are none by tiles.
+    Parts of tiles are of the plan's own, of the usual one (`tiles.USUAL`) where it is not known. Such calls have parts
+    of other tiles besides, and of the ways to compute a convolution that are none by tiles.
     """
     of_others = {**_usual_tiles(sizes, rates), **_winograd(sizes, rates), **_fourier(sizes, rates)}
     of_others |= _direct(sizes, rates)
@@ -166,7 +170,7 @@ def parts_ms(sizes: Sizes, tiled: Tiled, rates: Rates) -> Parts:
         "call": np.ones(len(sizes.pixels)),
         **_bytes(sizes, rates),
         **_groups(sizes, tiled, rates),
-        **{name: value for name, value in _tiles(tiled, rates).items()},
+        **_tiles(tiled, rates),
         **{name: np.where(tiled.is_known, 0.0, value) for name, value in of_others.items()},
     }
 

@@ -1,11 +1,12 @@
 """Tile of the output that a block of a plan's kernel computes, by the values of the plan's knobs.
 
-Knobs are numbered as `cudnnBackendKnobType_t` has them; which tile a value stands for is what the names of the kernels
-say that plans ran (cuDNN 9.19, H100 and H200, `python benchmarks/plan_tiles.py data/h200 data/h100`).
+Knobs are numbered as `cudnnBackendKnobType_t` has them. Which tile a value stands for is what the names of the kernels
+say that plans ran (cuDNN 9.19, H100 and H200: `tests/prediction/test_tiles.py` compares them).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,8 +21,10 @@ TERMS: Mapping[str, Mapping[int, int]] = {TILE_K: {0: 32, 1: 64, 2: 16}, K_BLOCK
 """Terms of a step by the values of knobs that say them."""
 TERMS_OF: Mapping[str, int] = {"70": 8}
 """Terms of a step by engine, where no knob says them."""
-TILED = frozenset({"22", "23", "27", "35", "38", "41", "45", "46", "47", "48", "62", "67", "70"})
-"""Engines whose tile the knob says."""
+TILED = frozenset({"22", "27", "35", "38", "45", "46", "47", "48", "62", "67", "70"})
+"""Engines whose tile the knob says. Those that split sums among blocks besides (23 and 41) are none of them."""
+PLAN = re.compile(r"plan(?:\+\w+)?:(?P<engine>\d+):(?P<knobs>.*)")
+KNOB = re.compile(r"(k\d+)=(\d+)")
 PACKING = frozenset({"22", "62", "67"})
 """Engines that compute narrow groups together, each as wide as a power of two."""
 
@@ -35,6 +38,7 @@ class Tile:
         terms: that a step adds to each of its outputs.
         cluster_pixels, cluster_filters: blocks of a cluster along each side: whole clusters are launched.
         packs: narrow groups are computed together.
+        is_known: the name says it.
     """
 
     pixels: int
@@ -43,6 +47,7 @@ class Tile:
     cluster_pixels: int = 1
     cluster_filters: int = 1
     packs: bool = False
+    is_known: bool = False
 
 
 USUAL = Tile(128, 64, 32)
@@ -51,13 +56,13 @@ USUAL = Tile(128, 64, 32)
 
 def tile_of(algorithm: str) -> Tile:
     """Return the tile of a plan by its name, "plan:62:k2=5,k13=1"; the usual one for what does not say it."""
-    _, _, plan = algorithm.partition(":")
-    engine, _, text = plan.partition(":")
-    knobs = {name: int(value) for name, _, value in (each.partition("=") for each in text.split(",") if each)}
-    size = SIZES.get(knobs.get(TILE_SIZE, -1))
-    if engine not in TILED or size is None:
+    matched = PLAN.fullmatch(algorithm)
+    knobs = dict(KNOB.findall(matched["knobs"])) if matched else {}
+    values = {name: int(value) for name, value in knobs.items()}
+    size = SIZES.get(values.get(TILE_SIZE, -1))
+    if matched is None or matched["engine"] not in TILED or size is None:
         return USUAL
-    said = (TERMS[knob].get(knobs[knob]) for knob in TERMS if knob in knobs)
-    terms = next((each for each in said if each), TERMS_OF.get(engine, USUAL.terms))
-    along, across = (max(1, knobs.get(knob, 1)) for knob in (CLUSTER_PIXELS, CLUSTER_FILTERS))
-    return Tile(*size, terms, along, across, packs=engine in PACKING)
+    said = (TERMS[knob].get(values[knob]) for knob in TERMS if knob in values)
+    terms = next((each for each in said if each), TERMS_OF.get(matched["engine"], USUAL.terms))
+    along, across = (max(1, values.get(knob, 1)) for knob in (CLUSTER_PIXELS, CLUSTER_FILTERS))
+    return Tile(*size, terms, along, across, packs=matched["engine"] in PACKING, is_known=True)
