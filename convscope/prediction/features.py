@@ -41,7 +41,8 @@ class Features:
         roofline_ms: the least time of each by its card's peaks.
         headroom: of each row's card; NaN where its clocks are not known.
         families: of the kernels that ran, "" where they are not known. No feature: who predicts does not know it.
-        parts_ms: that the time of each is a sum of (`shapes.parts`), a column a part.
+        parts_ms: that the time of each by its tile is a sum of (`shapes.parts`), a column a part.
+        is_tiled: rows by plans that say their tile.
         classes: of each, by the kernels that compute it: a coarse and a fine one (`shapes.parts.classes`).
         times_ms: of the calls, where the target follows from them (energy); None for another.
     """
@@ -51,6 +52,7 @@ class Features:
     headroom: Floats
     families: npt.NDArray[np.object_]
     parts_ms: pd.DataFrame
+    is_tiled: npt.NDArray[np.bool_]
     classes: tuple[parts.Labels, parts.Labels]
     times_ms: Floats | None = None
 
@@ -62,7 +64,7 @@ class Features:
         coarse, fine = (labels[kept] for labels in self.classes)
         return Features(
             values, self.roofline_ms[kept], self.headroom[kept], self.families[kept],
-            self.parts_ms.iloc[kept].reset_index(drop=True), (coarse, fine), times_ms,
+            self.parts_ms.iloc[kept].reset_index(drop=True), self.is_tiled[kept], (coarse, fine), times_ms,
         )  # fmt: skip
 
     def of_roofline_ms(self) -> pd.DataFrame:
@@ -99,7 +101,6 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]], time
     asked = zip(of_row, frame["dtype"], frame["math"], strict=True)
     rates = Rates(
         tflops=np.array([each.tflops(dtype, arithmetic) for each, dtype, arithmetic in asked]),
-        fp32_tflops=np.array([each.fp32_tflops for each in of_row]),
         bandwidth_gbps=np.array([each.bandwidth_gbps for each in of_row]),
         multiprocessors=np.array([each.sm_count for each in of_row], float),
         element_bytes=np.array([float(ELEMENT_BYTES[dtype]) for dtype in frame["dtype"]]),
@@ -127,7 +128,9 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]], time
         columns[name] = categories[name].to_numpy()
     headroom = np.array([np.nan if each.headroom is None else each.headroom for each in of_row])
     of_call = pd.DataFrame(parts.parts_ms(shape, tiled, rates))
-    return Features(columns, roofline_ms, headroom, _families(frame), of_call, parts.classes(shape), times_ms)
+    return Features(
+        columns, roofline_ms, headroom, _families(frame), of_call, tiled.is_known, parts.classes(shape), times_ms
+    )
 
 
 def engine(algorithm: str) -> str:

@@ -56,7 +56,7 @@ def test_a_cost_of_each_call_goes_on_below_the_learned_sizes():
     given, truth = features(frame, {}), wanted(frame)
     small = given.roofline_ms < np.quantile(given.roofline_ms, 0.2)
     learned = given.rows(~small), frame[~small], truth[~small]
-    of_roofline = core.fit(*learned, is_linear=False).core.costs.weights[costs.EVERY]
+    of_roofline = core.fit(*learned, is_linear=False).core.costs.roofline[costs.EVERY]
     assert of_roofline["call"] == pytest.approx(call_ms, rel=0.5)  # waves of small layers cost too
     found = core.fit(*learned).core
     missed = truth[small] - found.predict(given.rows(small), frame[small])

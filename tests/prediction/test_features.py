@@ -184,7 +184,7 @@ def test_parts_of_a_plan_are_of_its_own_tile():
     assert parts["output"] == pytest.approx(6272 * 96 * 2 / h200.bandwidth_gbps / 1e6)
     assert parts["patches"] == pytest.approx(6272 * 576 * 2 / h200.bandwidth_gbps / 1e6)
     assert parts["call"] == 1
-    none = ["blocks of a cluster", "groups", "packed input", "padded input", "waves of 64x64", "products"]
+    none = ["blocks of a cluster", "groups", "packed input", "padded input"]
     assert (parts[none] == 0).all()
 
 
@@ -198,17 +198,15 @@ def test_parts_of_groups_are_launches_one_by_one_and_what_is_packed():
     assert parts["blocks of a cluster"] == 7
 
 
-def test_parts_of_an_algorithm_that_says_no_tile_are_of_usual_ones_and_of_transforms():
-    h200 = gpus.identify("NVIDIA H200")
-    assert h200 is not None
-    parts, gbps = parts_of("winograd", **PLAIN), h200.bandwidth_gbps
-    assert parts["whole waves of 64x64"] / parts["waves of 64x64"] == pytest.approx(2 / (98 * 2 / 132))
-    tiles = 8 * 14 * 14
-    assert parts["Winograd's 2x2 input"] == pytest.approx(tiles * 16 * 64 * 2 / gbps / 1e6)
-    assert parts["whole transforms input"] == pytest.approx(8 * 64 * 32 * 17 * 8 / gbps / 1e6)  # 30 px in 32
-    assert parts["products of rectangles"] / parts["products"] == pytest.approx(32 * 32 / 28**2)
-    padded = parts_of("winograd", **{**PLAIN, "in_channels": 3})
+def test_channels_that_are_no_multiple_of_eight_are_moved_once_more():
+    padded = parts_of("plan:62:k2=5,k13=1", **{**PLAIN, "in_channels": 3})
     assert padded["padded input"] == pytest.approx(padded["input"] * 8 / 3)
+    assert padded["padded output"] == 0
+
+
+def test_rows_by_plans_that_say_their_tile_are_told_apart():
+    rows = (dataclasses.replace(ROW, algorithm=name) for name in ("torch", "plan:62:k2=5,k13=1", "plan:28:k2=4"))
+    assert features(frame(*rows), {}).is_tiled.tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("name", ["torch", "plan:62:k2=5,k13=1,k27=8,k28=1", "plan+packed:45:k2=5,k5=4"])

@@ -80,7 +80,9 @@ class Core:
 
     def without(self, given: Features, frame: pd.DataFrame, wanted: Floats, gone: npt.NDArray[np.bool_]) -> Floats:
         """Return `common` as it would be if the costs had not learned some of the rows."""
-        return costs.fit(given, frame, wanted, self.costs.by_call, ~gone).predict(given, frame) + self.headroom(given)
+        return costs.fit(given, frame, wanted, bool(self.costs.tiles), ~gone).predict(given, frame) + self.headroom(
+            given
+        )
 
     def headroom(self, given: Features) -> Floats:
         """Return the part of the estimate that the card's clock headroom has."""
@@ -109,8 +111,8 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, is_linear: bool = 
     """Fit an estimate of the logarithm of a target over the roofline's time, which is `wanted` for each row.
 
     Args:
-        is_linear: the leaves of trees are (`LINEAR`), and costs are of the parts of each call, unless the target
-            follows from its time. Else costs are of the roofline's parts: for cards that were not learned.
+        is_linear: the leaves of trees are (`LINEAR`), and costs of plans are by their tiles, unless the target follows
+            from the time of a call: for cards that were learned.
 
     Raises:
         InputError: the samples are of too few shapes to hold some of them back.
@@ -119,15 +121,15 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, is_linear: bool = 
     known = booster.levels(given.values)
     numbers = booster.matrix(given.values, known)
     cards, work = frame["gpu_name"].to_numpy(dtype=object), splits.joined(frame, WORK)
-    by_call = is_linear and given.times_ms is None
-    of_all = costs.fit(given, frame, wanted, by_call)
+    by_tile = is_linear and given.times_ms is None
+    of_all = costs.fit(given, frame, wanted, by_tile)
     usual = float(np.nanmean(given.headroom)) if np.isfinite(given.headroom).any() else 0.0
     headroom = _filled(given.headroom, usual)
     share = _headroom_share(cards, work, headroom, wanted - of_all.predict(given, frame))
     number_of = _folds(frame)
     if len(np.unique(number_of)) < 2:
         raise InputError(f"samples of {len({*work})} shapes are too few to hold some of them back: measure more")
-    left = wanted - share * headroom - costs.crossed(given, frame, wanted, by_call, number_of)
+    left = wanted - share * headroom - costs.crossed(given, frame, wanted, by_tile, number_of)
     learns = [number_of != number for number in range(splits.PARTS)]
     folds = threads.parallel_map(
         lambda rows: Booster.fit(names, numbers[rows], left[rows], **(LINEAR if is_linear else {})), learns

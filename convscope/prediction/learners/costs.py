@@ -1,20 +1,19 @@
-"""Costs of the parts of a call: weights, none below 0, with the smallest logarithms of ratios.
+"""Costs of the parts of a call: weights, none below 0, of what its time is a sum of.
 
-Calls of one arithmetic, engine, class of shapes and plan mostly run the same kernels, so they have weights of their
-own, on each card. Weights of a narrower group begin with those of the wider one around it, as if some of the latter's
-samples were its own: so few samples are enough (partial pooling). A wider group stands for a narrower one that was not
-learned.
+Each call has the roofline's parts: the launch, operations and bytes. Their weights are by arithmetic, the same for all
+algorithms, by least squares of relative errors. They hold beyond the sizes that were learned, and for other cards.
 
-The mean absolute logarithm of predicted over measured times is made small by squares of relative errors, each counted
-by what makes it such a logarithm (iteratively reweighted least squares), so that few odd samples change little.
-
-Where the parts are those of the roofline alone (`by_call` false), weights are by arithmetic, and those of least squares
-of relative errors.
+Calls by plans that say their tile have the parts that follow from it (`shapes.parts`) instead. Those of one arithmetic,
+engine, class of shapes and plan mostly run the same kernels, so they have weights of their own, on each card. Weights
+of a narrower group begin with those of the wider one around it, as if some of the latter's samples were its own: so few
+samples are enough (partial pooling). A wider group stands for a narrower one that was not learned. The mean absolute
+logarithm of predicted over measured times is made small by squares of relative errors, each counted by what makes it
+such a logarithm (iteratively reweighted least squares), so that few odd samples change little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,10 +28,10 @@ from convscope.prediction.features import Features
 from convscope.prediction.learners import threads
 from convscope.prediction.shapes.sizes import Floats
 
-EVERY = ""
-"""Name of the group of all."""
+EVERY, NONE = "", ""
+"""Name of the costs of every arithmetic, and of no group."""
 FEWEST, FEWEST_OF_ARITHMETIC = 20, 50
-"""Samples that a group needs, and an arithmetic where the parts are those of the roofline."""
+"""Samples that a group needs, and an arithmetic that has weights of the roofline's parts of its own."""
 BORROWED = 30
 """Samples that a group has of the wider one around it, at most."""
 RIDGE = 1e-9
@@ -52,28 +51,44 @@ Places = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Costs:
-    """Weights of parts.
+    """Weights of parts; a part that is not there costs nothing.
 
     Attributes:
-        by_call: the parts are those of `Features.parts_ms`; else of `Features.of_roofline_ms`.
-        weights: by the name of a group and of a part; a part that is not there costs nothing.
+        roofline: of the roofline's parts, by arithmetic; `EVERY` for others.
+        tiles: of parts by the plan's tile, by the name of a group; nothing where all calls have the roofline's parts.
     """
 
-    by_call: bool
-    weights: Mapping[str, Mapping[str, float]]
+    roofline: Mapping[str, Mapping[str, float]]
+    tiles: Mapping[str, Mapping[str, float]]
 
     def predict(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return the logarithm of the sum of the parts' costs over the roofline's time, for each row."""
-        parts = _parts(given, self.by_call)
-        values, found_ms = parts.to_numpy(float), np.empty(len(frame))
-        finest: splits.Labels = np.full(len(frame), EVERY, dtype=object)
-        for level in _levels(given, frame, self.by_call):
-            finest = np.where(pd.Series(level).isin(self.weights.keys()), level, finest)
-        for name, rows in _rows_of(finest, np.arange(len(frame))):
-            weights = self.weights[name]
-            found_ms[rows] = values[rows] @ np.array([weights.get(str(part), 0.0) for part in parts])
-        found: Floats = np.log(np.maximum(found_ms / given.roofline_ms, FASTEST if self.by_call else 0.0))
+        by_roofline = _finest([splits.joined(frame, ARITHMETIC)], self.roofline, EVERY)
+        found_ms = _weighted(given.of_roofline_ms(), self.roofline, by_roofline)
+        tiled = np.flatnonzero(given.is_tiled & bool(self.tiles))
+        names = _finest([level[tiled] for level in _levels(given, frame)], self.tiles, NONE) if len(tiled) else tiled
+        known = tiled[names != NONE]
+        found_ms[known] = _weighted(given.parts_ms.iloc[known], self.tiles, names[names != NONE])
+        share = found_ms / given.roofline_ms
+        share[known] = np.maximum(share[known], FASTEST)
+        found: Floats = np.log(share)
         return found
+
+
+def _finest(levels: Sequence[splits.Labels], weights: Mapping[str, object], other: str) -> splits.Labels:
+    """Return of each row the narrowest group that has weights, the name of another where none has."""
+    found: splits.Labels = np.full(len(levels[0]), other, dtype=object)
+    for level in levels:
+        found = np.where(pd.Series(level).isin(weights.keys()), level, found)
+    return found
+
+
+def _weighted(parts: pd.DataFrame, weights: Mapping[str, Mapping[str, float]], groups: splits.Labels) -> Floats:
+    """Return of each row the sum of its parts by the weights of its group."""
+    values, found = parts.to_numpy(float), np.empty(len(parts))
+    for name, rows in _rows_of(groups, np.arange(len(parts))):
+        found[rows] = values[rows] @ np.array([weights[name].get(str(part), 0.0) for part in parts])
+    return found
 
 
 @dataclass(frozen=True)
@@ -112,36 +127,52 @@ _Group = tuple[_Squares, Floats]
 """Sums and weights of a group."""
 
 
-def fit(given: Features, frame: pd.DataFrame, wanted: Floats, by_call: bool, learned: Mask | None = None) -> Costs:
+def fit(given: Features, frame: pd.DataFrame, wanted: Floats, by_tile: bool, learned: Mask | None = None) -> Costs:
     """Fit weights to the logarithm of a target over the roofline's time, which is `wanted` for each row.
 
     Args:
-        by_call: the parts are those of each call (`Costs`).
+        by_tile: calls by plans that say their tile have the parts that follow from it.
         learned: the rows that they are fitted to; None: all.
     """
-    parts = _parts(given, by_call)
-    relative = parts.to_numpy(float) / (np.exp(wanted) * given.roofline_ms)[:, None]
-    levels = _levels(given, frame, by_call)
-    fewest = FEWEST if by_call else FEWEST_OF_ARITHMETIC
+    kept = np.arange(len(frame)) if learned is None else np.flatnonzero(learned)
+    took_ms = (np.exp(wanted) * given.roofline_ms)[:, None]
+    parts, arithmetics = given.of_roofline_ms(), splits.joined(frame, ARITHMETIC)
+    relative = parts.to_numpy(float) / took_ms
+    of_arithmetic = ((name, rows) for name, rows in _rows_of(arithmetics, kept) if len(rows) >= FEWEST_OF_ARITHMETIC)
+    roofline = {
+        name: _named(parts, _Squares.of(relative[rows]).weights()) for name, rows in [(EVERY, kept), *of_arithmetic]
+    }
+    tiled = kept[given.is_tiled[kept]]
+    return Costs(roofline, _by_tile(given, frame, took_ms, tiled) if by_tile and len(tiled) >= FEWEST else {})
+
+
+def _by_tile(given: Features, frame: pd.DataFrame, took_ms: Floats, tiled: Places) -> dict[str, dict[str, float]]:
+    """Return the weights of groups of rows by plans that say their tile."""
+    relative, levels = given.parts_ms.to_numpy(float) / took_ms, _levels(given, frame)
     found = dict[str, dict[str, float]]()
 
     def narrow(name: str, rows: Places, wider: _Group | None, depth: int) -> None:
-        some = relative[rows[:: -(-len(rows) // MOST)]]
-        mine = _learned(some, wider) if by_call else _alone(relative[rows])
-        found[name] = {str(part): value for part, value in zip(parts, mine[1].tolist(), strict=True) if value > 0}
+        mine = _learned(relative[rows[:: -(-len(rows) // MOST)]], wider)
+        found[name] = _named(given.parts_ms, mine[1])
         while depth < len(levels):
             inner, depth = [*_rows_of(levels[depth], rows)], depth + 1
             if len(inner) > 1:  # else they are the same rows by a longer name
                 for own, of_own in inner:
-                    if len(of_own) >= fewest:
+                    if len(of_own) >= FEWEST:
                         narrow(own, of_own, mine, depth)
                 return
 
-    narrow(EVERY, np.arange(len(frame)) if learned is None else np.flatnonzero(learned), None, 0)
-    return Costs(by_call, found)
+    for name, rows in _rows_of(levels[0], tiled):
+        if len(rows) >= FEWEST:
+            narrow(name, rows, None, 1)
+    return found
 
 
-def crossed(given: Features, frame: pd.DataFrame, wanted: Floats, by_call: bool, number_of: Places) -> Floats:
+def _named(parts: pd.DataFrame, weights: Floats) -> dict[str, float]:
+    return {str(part): value for part, value in zip(parts, weights.tolist(), strict=True) if value > 0}
+
+
+def crossed(given: Features, frame: pd.DataFrame, wanted: Floats, by_tile: bool, number_of: Places) -> Floats:
     """Return for each row what costs say that did not learn its fold, as `Costs.predict` does.
 
     Args:
@@ -151,7 +182,7 @@ def crossed(given: Features, frame: pd.DataFrame, wanted: Floats, by_call: bool,
 
     def without(number: int) -> Floats:
         out = number_of == number
-        return fit(given, frame, wanted, by_call, ~out).predict(given.rows(out), frame[out])
+        return fit(given, frame, wanted, by_tile, ~out).predict(given.rows(out), frame[out])
 
     found = np.empty(len(frame))
     for number, values in zip(numbers, threads.parallel_map(without, numbers.tolist()), strict=True):
@@ -159,15 +190,9 @@ def crossed(given: Features, frame: pd.DataFrame, wanted: Floats, by_call: bool,
     return found
 
 
-def _alone(relative: Floats) -> _Group:
-    """Return the sums and the weights of a group, with the smallest squares."""
-    found = _Squares.of(relative)
-    return found, found.weights()
-
-
 def _learned(relative: Floats, wider: _Group | None) -> _Group:
     """Return the sums of a group as they were counted last, and its weights, beside some samples of the wider one."""
-    found, weights = wider or _alone(relative)
+    found, weights = wider or (_Squares.of(relative), _Squares.of(relative).weights())
     for _ in range(ROUNDS):
         found = _Squares.of(relative, _counts(relative @ weights))
         weights = (found.with_some(wider[0]) if wider else found).weights()
@@ -193,16 +218,12 @@ def relative_squares(parts_ms: Floats, target: Floats) -> Floats:
     return _Squares.of(parts_ms / target[:, None]).weights()
 
 
-def _parts(given: Features, by_call: bool) -> pd.DataFrame:
-    return given.parts_ms if by_call else given.of_roofline_ms()
-
-
-def _levels(given: Features, frame: pd.DataFrame, by_call: bool) -> list[splits.Labels]:
+def _levels(given: Features, frame: pd.DataFrame) -> list[splits.Labels]:
     """Return names of groups of each row, each narrower than the one before."""
     found = [splits.joined(frame, ARITHMETIC)]
     engine, algorithm = (given.values[name].to_numpy(dtype=object) for name in ("engine", "algorithm"))
     card = frame["gpu_name"].to_numpy(dtype=object)
-    for labels in (engine, *given.classes, algorithm, card) if by_call else ():
+    for labels in (engine, *given.classes, algorithm, card):
         found.append(np.array([f"{wide}, {own}" for wide, own in zip(found[-1], labels, strict=True)], dtype=object))
     return found
 

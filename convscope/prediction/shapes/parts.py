@@ -1,4 +1,4 @@
-"""Parts that the time of a call is a sum of, by the ways to compute a convolution, and classes of calls.
+"""Parts that the time of a call by tiles is a sum of, and classes of calls.
 
 Each is a time in ms that the card would take for it at its peaks, or a count. How much of each a plan really costs is
 learned (`learners.costs`): no part is costed here. Waves are of blocks over the multiprocessors, one block on each; a
@@ -12,11 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from convscope.prediction.shapes.sizes import WINOGRAD, Floats, Sizes
+from convscope.prediction.shapes.sizes import Floats, Sizes
 from convscope.prediction.shapes.tiles import Tile
 
-USUAL_TILES = ((32, 32), (64, 64), (128, 64))
-"""Tiles, output pixels and filters, of kernels whose own is not known."""
 LINE_BYTES, MOST_PACKED = 128, 8
 """Bytes of channels that groups are packed to, and groups that are packed together at most; as many where there are
 fewer groups, as the names of kernels say."""
@@ -24,14 +22,6 @@ NARROWEST = 4
 """Channels that a group is computed as at least where groups are packed."""
 MOST_IDLE = 8.0
 """Cap on whole waves over those that are needed: below one wave the ratio only repeats how few blocks there are."""
-FOURIER = 32
-"""Side of the tiles of transforms that do not take a whole image."""
-DIRECT = (8, 32)
-"""Height and width of the outputs that direct kernels take together."""
-THREADS = 1024
-"""Outputs that a multiprocessor sums up at once in direct kernels."""
-COMPLEX_BYTES = 8
-"""Bytes of a value of a transform."""
 PADDED = 8
 """Channels and filters are padded to a multiple of it, by kernels of their own, or filters by their channels."""
 Parts = dict[str, Floats]
@@ -40,10 +30,9 @@ Labels = npt.NDArray[np.object_]
 
 @dataclass(frozen=True)
 class Rates:
-    """Peaks of each row's card: in its arithmetic and in float32, of the memory, and multiprocessors."""
+    """Peaks of each row's card: in its arithmetic, of the memory, and multiprocessors."""
 
     tflops: Floats
-    fp32_tflops: Floats
     bandwidth_gbps: Floats
     multiprocessors: Floats
     element_bytes: Floats
@@ -52,17 +41,9 @@ class Rates:
         """Return the time of so many multiplications and additions in the arithmetic of a row."""
         return 2 * products / self.tflops / 1e9
 
-    def fp32_products_ms(self, products: Floats) -> Floats:
-        """Return the time of so many multiplications and additions in float32."""
-        return 2 * products / self.fp32_tflops / 1e9
-
     def elements_ms(self, elements: Floats) -> Floats:
         """Return the time to move so many elements."""
-        return self.bytes_ms(elements * self.element_bytes)
-
-    def bytes_ms(self, count: Floats) -> Floats:
-        """Return the time to move so many bytes."""
-        return count / self.bandwidth_gbps / 1e6
+        return elements * self.element_bytes / self.bandwidth_gbps / 1e6
 
 
 @dataclass(frozen=True)
@@ -159,19 +140,12 @@ def _multiple(count: Floats) -> Labels:
 
 
 def parts_ms(sizes: Sizes, tiled: Tiled, rates: Rates) -> Parts:
-    """Return the parts of each row by their names, none below 0.
-
-    Parts of tiles are of the plan's own, of the usual one (`tiles.USUAL`) where it is not known. Such calls have parts
-    of other tiles besides, and of the ways to compute a convolution that are none by tiles.
-    """
-    of_others = {**_usual_tiles(sizes, rates), **_winograd(sizes, rates), **_fourier(sizes, rates)}
-    of_others |= _direct(sizes, rates)
+    """Return the parts of each row by their names, none below 0; of the usual tile where the plan says none."""
     return {
         "call": np.ones(len(sizes.pixels)),
         **_bytes(sizes, rates),
         **_groups(sizes, tiled, rates),
         **_tiles(tiled, rates),
-        **{name: np.where(tiled.is_known, 0.0, value) for name, value in of_others.items()},
     }
 
 
@@ -228,60 +202,4 @@ def _groups(sizes: Sizes, tiled: Tiled, rates: Rates) -> Parts:
     return {
         **{name: np.where(is_grouped, value, 0.0) for name, value in one_by_one.items()},
         **{name: np.where(tiled.is_packed, value, 0.0) for name, value in packed.items()},
-    }
-
-
-def _usual_tiles(sizes: Sizes, rates: Rates) -> Parts:
-    """Return the waves of tiles of usual sizes, whole ones and as they are."""
-    found = {}
-    for high, wide in USUAL_TILES:
-        tiles = np.ceil(sizes.pixels / high) * np.ceil(sizes.filters / sizes.groups / wide) * sizes.groups
-        waves = tiles / rates.multiprocessors
-        wave_ms = rates.products_ms(sizes.terms * high * wide * rates.multiprocessors)
-        found[f"waves of {high}x{wide}"] = waves * wave_ms
-        found[f"whole waves of {high}x{wide}"] = np.ceil(waves) * wave_ms
-    return found
-
-
-def _winograd(sizes: Sizes, rates: Rates) -> Parts:
-    """Return the products and the transformed elements of Winograd's algorithm, by the side of its output tiles."""
-    found = {}
-    for side in WINOGRAD:
-        tiles = np.ceil(sizes.out[0] / side) * np.ceil(sizes.out[1] / side) * sizes.batch * (side + 2) ** 2
-        filters = sizes.channels / sizes.groups * sizes.filters
-        name = f"Winograd's {side}x{side}"
-        found[f"{name} products"] = rates.products_ms(tiles * filters)
-        found[f"{name} input"] = rates.elements_ms(tiles * sizes.channels)
-        found[f"{name} output"] = rates.elements_ms(tiles * sizes.filters)
-        found[f"{name} filters"] = rates.elements_ms((side + 2) ** 2 * filters)
-    return found
-
-
-def _fourier(sizes: Sizes, rates: Rates) -> Parts:
-    """Return the products and the transformed elements of Fourier transforms, of whole images and of tiles."""
-    reach = (sizes.dilation * (sizes.kernel - 1)).T
-    inner = (np.maximum(FOURIER - each, 1) for each in reach)
-    tiles = np.prod([np.ceil(out / each) for out, each in zip(sizes.out, inner, strict=True)], axis=0)
-    found, filters = {}, sizes.channels / sizes.groups * sizes.filters
-    for name, side, images in (
-        ("whole transforms", sizes.transform_side(), sizes.batch),
-        ("tiles of transforms", np.full(len(tiles), float(FOURIER)), sizes.batch * tiles),
-    ):
-        values = side * (side / 2 + 1)
-        found[f"{name} products"] = rates.fp32_products_ms(4 * images * filters * values)
-        found[f"{name} input"] = rates.bytes_ms(images * sizes.channels * values * COMPLEX_BYTES)
-        found[f"{name} output"] = rates.bytes_ms(images * sizes.filters * values * COMPLEX_BYTES)
-        found[f"{name} filters"] = rates.bytes_ms(filters * values * COMPLEX_BYTES)
-    return found
-
-
-def _direct(sizes: Sizes, rates: Rates) -> Parts:
-    """Return the products of direct kernels, which compute in float32: of outputs, and of whole rectangles of them."""
-    high, wide = DIRECT
-    covered = np.ceil(sizes.out[0] / high) * high * np.ceil(sizes.out[1] / wide) * wide * sizes.batch
-    turns = np.ceil(sizes.pixels * sizes.filters / (rates.multiprocessors * THREADS))
-    return {
-        "sums of a thread": turns * sizes.terms,
-        "products": rates.fp32_products_ms(sizes.pixels * sizes.filters * sizes.terms),
-        "products of rectangles": rates.fp32_products_ms(covered * sizes.filters * sizes.terms),
     }
