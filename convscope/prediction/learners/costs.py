@@ -4,7 +4,7 @@ Each call has the roofline's parts: the launch, operations and bytes. Their weig
 algorithms, by least squares of relative errors. They hold beyond the sizes that were learned, and for other cards.
 
 Calls by plans that say their tile have the parts that follow from it (`shapes.parts`) instead. Those of one arithmetic,
-engine, class of shapes and plan mostly run the same kernels, so they have weights of their own, on each card. Weights
+class of shapes, engine and plan mostly run the same kernels, so they have weights of their own, on each card. Weights
 of a narrower group begin with those of the wider one around it, as if some of the latter's samples were its own: so few
 samples are enough (partial pooling). A wider group stands for a narrower one that was not learned. The mean absolute
 logarithm of predicted over measured times is made small by squares of relative errors, each counted by what makes it
@@ -30,9 +30,9 @@ from convscope.prediction.shapes.sizes import Floats
 
 EVERY, NONE = "", ""
 """Name of the costs of every arithmetic, and of no group."""
-FEWEST, FEWEST_OF_ARITHMETIC = 20, 50
+FEWEST, FEWEST_OF_ARITHMETIC = 5, 50
 """Samples that a group needs, and an arithmetic that has weights of the roofline's parts of its own."""
-BORROWED = 30
+BORROWED = 10
 """Samples that a group has of the wider one around it, at most."""
 RIDGE = 1e-9
 """Share that is added to the squares of each part: those that are alike in all samples make no matrix singular."""
@@ -223,7 +223,8 @@ def _levels(given: Features, frame: pd.DataFrame) -> list[splits.Labels]:
     found = [splits.joined(frame, ARITHMETIC)]
     engine, algorithm = (given.values[name].to_numpy(dtype=object) for name in ("engine", "algorithm"))
     card = frame["gpu_name"].to_numpy(dtype=object)
-    for labels in (engine, *given.classes, algorithm, card):
+    coarse, fine = given.classes
+    for labels in (coarse, engine, fine, algorithm, card):
         found.append(np.array([f"{wide}, {own}" for wide, own in zip(found[-1], labels, strict=True)], dtype=object))
     return found
 
