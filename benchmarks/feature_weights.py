@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Weights of features in the likeness of samples (`convscope/prediction/learners/weights.py`). No GPU is needed.
 
-python benchmarks/feature_weights.py data/h200                                  ten minutes on one core
+python benchmarks/feature_weights.py data/h200                                  four minutes on one core
 python benchmarks/feature_weights.py data/h200 --without convnext regnet        errors of these kinds by weights that
                                                                                 were learned without them
 

@@ -43,8 +43,7 @@ ROUNDS, LEAST = 3, 0.05
 TINIEST = 1e-6
 """Ratio that stands for one of 0, whose logarithm has no end."""
 FASTEST = 0.1
-"""Share of the roofline's time that a call takes at least: caches are faster than the memory, and transforms save
-operations, but not by more."""
+"""Share of the roofline's time that a call by tiles takes at least: caches are faster than the memory, not by more."""
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 

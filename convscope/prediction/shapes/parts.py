@@ -1,7 +1,7 @@
 """Parts that the time of a call by tiles is a sum of, and classes of calls.
 
 Each is a time in ms that the card would take for it at its peaks, or a count. How much of each a plan really costs is
-learned (`learners.costs`): no part is costed here. Waves are of blocks over the multiprocessors, one block on each; a
+learned (`learners.costs`). Waves are of blocks over the multiprocessors, one block on each; a
 step is what a block adds to its tile at once.
 """
 
@@ -48,7 +48,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Tiled:
-    """How tiles cover the outputs of each row.
+    """Tiles that cover the outputs of each row.
 
     Attributes:
         tiles: of all pixels, filters and groups.
