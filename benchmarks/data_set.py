@@ -32,6 +32,7 @@ PLACEMENTS = 3
 LEAST = 10  # shapes of which something is said to be the fastest
 SHORT_MS, APART_US = 0.02, 1.3  # more than the error of a time by events, 1 µs for 95 %
 CUBLASLT, FFT = "plan:58", "3:"  # engines of cuDNN 9.19
+UNFOLDS = "im2col"  # in the name of a kernel that unfolds the image before a matrix product
 EDGES_US = (0, 5, 10, 20, 50, 100, np.inf)
 
 
@@ -124,27 +125,28 @@ def changed(now: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_asked(ran: pd.DataFrame) -> pd.DataFrame:
-    """Return whether choices ran the kernels of the plan that cuDNN ranks first, where that plan was measured too.
+    """Return whether choices ran the kernels of the plan that follows from cuDNN's ranking, where that was measured.
 
     Where a choice ran Fourier transforms, it ran another plan: cuDNN ranks those only for a card that is there. Where
-    the first plan is not known: whether they ran cuBLASLt's engine, where any plan that was measured has their kernels.
+    the plan is not known: whether they ran cuBLASLt's engine, where any plan that was measured has their kernels. What
+    no plan does (`choices.UNFOLDED`): whether they unfold the image.
     """
-    chosen = ran[ran["algorithm"].isin(choices.CHOOSERS) & ran["kernels"].notna()]
+    rows = ran[ran["algorithm"].isin(choices.CHOOSERS) & ran["kernels"].notna()]
     own = ran.drop_duplicates([*KEY, "algorithm"]).set_index([*KEY, "algorithm"])["kernels"]
-    plan = choices.PLAN + chosen["first_plan"].fillna("").astype(str)
-    of_plan = pd.MultiIndex.from_frame(chosen[KEY].assign(algorithm=plan))
-    kernels = own.reindex(of_plan).to_numpy(dtype=object)
-    is_unknown, plans = chosen["first_plan"].isna(), chosen["ran_algorithm"].fillna("")
+    plan = pd.Series(choices.chosen(rows), rows.index)
+    kernels = own.reindex(pd.MultiIndex.from_frame(rows[KEY].assign(algorithm=plan))).to_numpy(dtype=object)
+    is_unknown, is_unfolded, plans = plan == "", plan == choices.UNFOLDED, rows["ran_algorithm"].fillna("")
     runs_fft = plans.eq("fft") | plans.str.startswith(choices.PLAN + FFT)
-    is_other = runs_fft & ~chosen["first_plan"].fillna("").str.startswith(FFT)
-    is_measured = np.where(is_unknown, plans.str.startswith(choices.PLAN), pd.notna(kernels) | is_other)
-    as_known = (chosen["kernels"].to_numpy(dtype=object) == kernels) & ~is_other
+    is_other = runs_fft & ~plan.str.startswith(choices.PLAN + FFT)
+    is_measured = np.where(is_unknown, plans.str.startswith(choices.PLAN), pd.notna(kernels) | is_other | is_unfolded)
+    as_known = (rows["kernels"].to_numpy(dtype=object) == kernels) & ~is_other
     same = np.where(is_unknown, plans.str.startswith(CUBLASLT), as_known)
-    kind = np.select([is_unknown, choices.depthwise(chosen)], ["not known", "depthwise"], "others")
+    same = np.where(is_unfolded, rows["kernels"].str.contains(UNFOLDS, regex=False), same)
+    kind = np.select([is_unknown, choices.depthwise(rows)], ["not known", "depthwise"], "others")
     parts = pd.DataFrame(
         {
             "plan": kind,
-            "by": chosen["algorithm"],
+            "by": rows["algorithm"],
             "same": np.where(is_measured.astype(bool), same.astype(float), np.nan),
         }
     )

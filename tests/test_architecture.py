@@ -34,7 +34,7 @@ NARROWER = {
     "conv3d": BELOW_STUDIES,
     "cluster": {"cli", "storage", "power", "convolution.algorithms", "convolution.names"},
     "dataset": {"storage", "cudnn.shape"},
-    "dataset.first_plans": {"storage", "cudnn"},
+    "dataset.ranked_plans": {"storage", "cudnn"},
     "dataset.command": {"storage", "cli"},
     "dataset.package.command": {"storage", "cli"},
     "dataset.check": {"storage", "cudnn.shape", "cli", "verification.kernel_families"},

@@ -1,7 +1,14 @@
 """Samples of what chooses a plan, as samples of the plan: the same kernels, of which it is known which ones.
 
-The plan is the first one of the shape (`first_plans`, which says where it is wrong). Where that is not known, what
-chooses stays an algorithm of its own, which runs one kernel or another.
+What is chosen follows from the plans of the shape that cuDNN ranks (`ranked_plans`, which says what is not in the
+list). Where they are not known, what chooses stays an algorithm of its own, which runs one kernel or another.
+
+- cuDNN's own choice and its `implicit precomp gemm` run the first of them; so does PyTorch's, but for depthwise layers.
+- `implicit gemm` runs the first of engines 0 and 28; where neither is in the list, engine 28 without knobs, or engine 0
+  for dilated convolutions in 16 bits, which 28 does not compute.
+- `gemm` runs engine 0 where it is in the list, else a matrix product of the unfolded image, which no plan does.
+
+The kernels that ran say so (docs/prediction.md).
 """
 
 from __future__ import annotations
@@ -12,40 +19,44 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from convscope.dataset import first_plans
+from convscope.dataset import ranked_plans
 
 OF_CUDNN = ("guess", "implicit precomp gemm")
 """Algorithms that run the first plan of their shape."""
 OF_PYTORCH = "torch"
 """PyTorch's own choice: the same, but for depthwise layers, for many of which PyTorch has a kernel of its own."""
-CHOOSERS = (*OF_CUDNN, OF_PYTORCH)
+AMONG = {"implicit gemm": ("0", "28"), "gemm": ("0",)}
+"""Engines that an algorithm runs the first one of."""
+UNFOLDED = "gemm (unfolded)"
+"""Name of what is learned and predicted, but can be asked for as `gemm` alone."""
+CHOOSERS = (*OF_CUDNN, OF_PYTORCH, *AMONG)
 PLAN = "plan:"
-COLUMN = "first_plan"
+COLUMN = "ranked_plans"
 
 
 def resolved(frame: pd.DataFrame, versions: Iterable[str] | None = None) -> pd.DataFrame:
-    """Return samples, those by what chooses the first plan as samples by that plan.
+    """Return samples, those by what chooses a plan as samples by that plan.
 
     Args:
         versions: of cuDNN, whose plans are known; None is any.
     """
     if COLUMN not in frame:
         return frame
-    plans = _plans(frame)
+    plans = chosen(frame)
     if versions is not None:
-        known = {first_plans.series(each) for each in versions if each}
-        is_known = frame["cudnn"].map(lambda version: first_plans.series(version) in known).to_numpy(dtype=np.bool_)
+        known = {ranked_plans.series(each) for each in versions if each}
+        is_known = frame["cudnn"].map(lambda version: ranked_plans.series(version) in known).to_numpy(dtype=np.bool_)
         plans = np.where(is_known, plans, "")
     return frame.assign(algorithm=np.where(plans == "", frame["algorithm"], plans))
 
 
 def with_plans(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return samples, and behind them those by what chooses the first plan once more, as samples by that plan."""
+    """Return samples, and behind them those by what chooses a plan once more, as samples by that plan."""
     if COLUMN not in frame:
         return frame
-    plans = _plans(frame)
-    chosen = frame[plans != ""].assign(algorithm=plans[plans != ""])
-    return pd.concat([frame, chosen], ignore_index=True)
+    plans = chosen(frame)
+    more = frame[plans != ""].assign(algorithm=plans[plans != ""])
+    return pd.concat([frame, more], ignore_index=True)
 
 
 def depthwise(frame: pd.DataFrame) -> pd.Series[bool]:
@@ -53,8 +64,34 @@ def depthwise(frame: pd.DataFrame) -> pd.Series[bool]:
     return (frame["groups"] > 1) & (frame["groups"] == frame["in_channels"])
 
 
-def _plans(frame: pd.DataFrame) -> npt.NDArray[np.object_]:
+def chosen(frame: pd.DataFrame) -> npt.NDArray[np.object_]:
     """Return the plan that each row's choice runs, "" where it is none, or not known."""
-    chooses = frame["algorithm"].isin(OF_CUDNN) | ((frame["algorithm"] == OF_PYTORCH) & ~depthwise(frame))
-    known = chooses & frame[COLUMN].notna()
-    return np.where(known, PLAN + frame[COLUMN].fillna("").astype(str), "").astype(object)
+    is_first = ~_may_be_of_cublaslt(frame) & ~((frame["algorithm"] == OF_PYTORCH) & depthwise(frame))
+    last = pd.Series(PLAN + "28", frame.index).mask(
+        (frame["dtype"] != "float32") & (frame["dilation"] != "1x1"), PLAN + "0"
+    )
+    last = last.where(frame["algorithm"] != "gemm", UNFOLDED)
+    asked = pd.MultiIndex.from_arrays([frame["algorithm"], frame[COLUMN].fillna(""), is_first, last])
+    numbers, cases = pd.factorize(asked)
+    return np.array([_chosen(*case) for case in cases], dtype=object)[numbers]
+
+
+def _chosen(algorithm: str, ranked: str, is_first: bool, last: str) -> str:
+    """Return what an algorithm runs of the plans of a shape, "" where that is not known.
+
+    Args:
+        is_first: no plan that is not in the list may come before.
+        last: what runs where the list has none of the algorithm's engines.
+    """
+    plans = ranked.split(ranked_plans.SEPARATOR)
+    if not ranked or algorithm not in CHOOSERS:
+        return ""
+    if algorithm in AMONG:
+        return next((PLAN + plan for plan in plans if plan.split(":")[0] in AMONG[algorithm]), last)
+    return PLAN + plans[0] if is_first else ""
+
+
+def _may_be_of_cublaslt(frame: pd.DataFrame) -> pd.Series[bool]:
+    """Tell where cuDNN may rank an engine first that is not in the list: cuBLASLt's, for 1×1 layers, but for FMA."""
+    of_one = (frame["kernel_size"] == "1x1") & (frame["stride"] == "1x1") & (frame["groups"] == 1)
+    return of_one & ~((frame["dtype"] == "float32") & (frame["math"] == "fp32"))

@@ -83,9 +83,10 @@ COLUMNS = (
            "algorithm that ran, as its kernels show; of a choice the plan with the same kernels"),
     Column("ran_provider", "", "library that computed it"),
     Column("kernels", "", "kernels that ran: a JSON object of their counts by name, or names with `;` between"),
-    Column("first_plan", "",
-           "plan that cuDNN ranks first for the shape, `38:k2=8,k13=1`: asked, not measured; empty where unknown",
-           pattern=PLAN),
+    Column("ranked_plans", "",
+           "plans of the shape in the order of cuDNN's heuristic A, `38:k2=8,k13=1;0`: asked, not measured; empty "
+           "where unknown",
+           pattern=f"{PLAN}(;{PLAN})*"),
     Column("cudnn", "", "version of cuDNN"),
     Column("driver", "", "version of the driver"),
     Column("torch", "", "version of PyTorch"),

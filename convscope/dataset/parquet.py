@@ -102,12 +102,14 @@ def rows(path: Path, form: Table, numbered: bool = True) -> list[dict[str, str]]
 
 
 def columns(path: Path, form: Table, numbered: bool = True) -> pa.Table:
-    """Read a table by columns; those that a file of an earlier version lacks are empty.
+    """Read a table by columns; those that a file of an earlier version lacks are empty, those it alone has left out.
 
     Raises:
         InputError: the file cannot be read, or has other columns.
     """
-    found = _with_later_columns(read(path), form, schema(form, numbered))
+    found = read(path)
+    found = found.drop_columns([name for name in form.dropped if name in found.column_names])
+    found = _with_later_columns(found, form, schema(form, numbered))
     for difference in differences(found.schema, schema(form, numbered)):
         raise InputError(f"{path}: {difference}: write it anew (python -m convscope dataset package)")
     return found
@@ -125,9 +127,11 @@ def _with_later_columns(found: pa.Table, form: Table, wanted: pa.Schema) -> pa.T
 
 def objects(found: pa.Table, form: Table) -> list[Any]:
     """Return the rows of a table as objects of its row type, an empty text as None."""
-    cells = [found.column(name).to_pylist() for name in form.columns]
-    values = [map(_none_for_empty, each) if "" in {*each} else each for each in cells]
-    return [form.row_type(*row) for row in zip(*values, strict=True)]
+    import pyarrow as pa
+
+    columns_ = (found.column(name) for name in form.columns)
+    cells = [_shared(each) if pa.types.is_string(each.type) else each.to_pylist() for each in columns_]
+    return [form.row_type(*row) for row in zip(*cells, strict=True)]
 
 
 def frame(found: pa.Table, form: Table) -> pd.DataFrame:
@@ -139,7 +143,7 @@ def frame(found: pa.Table, form: Table) -> pd.DataFrame:
     for name in form.columns:
         column = found.column(name)
         if pa.types.is_string(column.type):
-            made[name] = pd.Series([cell or None for cell in column.to_numpy()], dtype=object)
+            made[name] = pd.Series(_shared(column), dtype=object)
         else:
             made[name] = pd.Series(column.to_numpy())
     return pd.DataFrame(made)
@@ -150,10 +154,13 @@ def frame_of(rows: Sequence[Any], form: Table) -> pd.DataFrame:
     return frame(_typed(_columns(form, rows), schema(form, numbered=False)), form)
 
 
+def _shared(column: pa.ChunkedArray) -> list[str | None]:
+    """Return texts, None for what is absent or empty; equal ones are one object, of which long ones take the memory."""
+    encoded = column.combine_chunks().dictionary_encode()
+    known = [value or None for value in encoded.dictionary.to_pylist()]
+    return [None if place is None else known[place] for place in encoded.indices.to_pylist()]
+
+
 def text(value: object) -> str:
     """Return a value as a cell of a CSV file has it."""
     return "" if value is None else value if isinstance(value, str) else repr(value)
-
-
-def _none_for_empty(cell: object) -> object:
-    return None if cell == "" else cell

@@ -57,7 +57,7 @@ class SampleRow:
         mean_ms: of one call, in the way that `timing_method` names; absent where the status is not "ok", or the energy
             alone was measured.
         mean_ci95_ms: half the 95 % interval of the mean.
-        first_plan: of the shape, not of the algorithm; asked of cuDNN, not measured (`first_plans`).
+        ranked_plans: of the shape, not of the algorithm; asked of cuDNN, not measured (`ranked_plans`).
     """
 
     gpu_name: str
@@ -87,7 +87,7 @@ class SampleRow:
     ran_algorithm: str | None = None
     ran_provider: str | None = None
     kernels: str | None = None
-    first_plan: str | None = None
+    ranked_plans: str | None = None
     cudnn: str | None = None
     driver: str | None = None
     torch: str | None = None
@@ -99,7 +99,12 @@ class SampleRow:
     reason: str | None = None
 
 
-SAMPLES = Table(SampleRow, unique=("gpu_name", "cudnn", *WORK, "run", "layer", "model", "input_size"), first=16)
+SAMPLES = Table(
+    SampleRow,
+    unique=("gpu_name", "cudnn", *WORK, "run", "layer", "model", "input_size"),
+    first=16,
+    dropped=("first_plan",),
+)
 _NAMES = ("model", "family", "layer")
 """Columns of names that may be absent: a "nan" in them is what text makes of a number that is none."""
 _NEEDED = [field.name for field in dataclasses.fields(SampleRow) if not str(field.type).endswith(" | None")]

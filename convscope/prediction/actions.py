@@ -17,7 +17,7 @@ import pandas as pd
 from convscope.cli.display import or_dash, several, table
 from convscope.cli.options import apart_from_inputs, at_least
 from convscope.cli.parser import one_line
-from convscope.dataset import calls, choices, first_plans, samples, totals
+from convscope.dataset import calls, choices, ranked_plans, samples, totals
 from convscope.dataset.calls import CallRow
 from convscope.dataset.samples import TARGETS, WORK
 from convscope.dataset.totals import TotalRow
@@ -223,8 +223,9 @@ def _short(value: float) -> str:
 
 
 def _names(made: Predictor | WorkspacePredictor) -> Sequence[str]:
-    """Return the algorithms that were learned."""
-    return (made.estimate if isinstance(made, WorkspacePredictor) else made.core).levels["algorithm"]
+    """Return the algorithms that were learned and can be asked for."""
+    learned = (made.estimate if isinstance(made, WorkspacePredictor) else made.core).levels["algorithm"]
+    return [name for name in learned if name != choices.UNFOLDED]
 
 
 def _asked(made: Predictor | WorkspacePredictor, options: argparse.Namespace) -> pd.DataFrame:
@@ -242,11 +243,11 @@ def _asked(made: Predictor | WorkspacePredictor, options: argparse.Namespace) ->
     wanted = network.named(options.algorithm, _names(made)) if options.algorithm else _names(made)
     learned = made.learned.get("cudnn", ())
     plans = isinstance(made, Predictor) and any(name.startswith(choices.PLAN) for name in _names(made))
-    if plans and {*wanted} & {*choices.CHOOSERS} and (reason := first_plans.why_not(options.gpu, learned)):
+    if plans and {*wanted} & {*choices.CHOOSERS} and (reason := ranked_plans.why_not(options.gpu, learned)):
         print(one_line(f"predicted without the plans that cuDNN would choose: {reason}"), file=sys.stderr)
     return network.samples(
         options.model, options.input_size, options.batch_size, options.gpu, wanted, options.dtype, options.math,
-        options.layout, first_plans.same_as_here(learned),
+        options.layout, ranked_plans.same_as_here(learned),
     )  # fmt: skip
 
 

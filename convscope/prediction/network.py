@@ -11,7 +11,7 @@ from convscope.convolution import algorithms, models
 from convscope.convolution.layer import Layer
 from convscope.convolution.sources.network import Network
 from convscope.cudnn.shape import dimensions
-from convscope.dataset import first_plans
+from convscope.dataset import ranked_plans
 from convscope.dataset.samples import SAMPLES, SampleRow
 from convscope.errors import InputError
 
@@ -28,7 +28,7 @@ def samples(
 
     Args:
         model: a name, as `run_profile.py --model` takes it.
-        cudnn: the version that is predicted; where the one that is here can be asked for it, rows have first plans.
+        cudnn: the version that is predicted; where the one that is here can be asked for it, rows have its plans.
         input_size: of the images, in pixels; None is the one that the model takes alone, or 224.
 
     Raises:
@@ -55,7 +55,7 @@ def samples(
         for algorithm in algorithms
         for layer in layers
     ]  # fmt: skip
-    return pd.DataFrame(first_plans.filled(rows), columns=SAMPLES.columns)
+    return pd.DataFrame(ranked_plans.filled(rows), columns=SAMPLES.columns)
 
 
 def _is_plain(layer: Layer) -> bool:

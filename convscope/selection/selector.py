@@ -14,7 +14,7 @@ import pandas as pd
 
 from convscope.convolution import algorithms
 from convscope.convolution.layer import Layer
-from convscope.dataset import first_plans
+from convscope.dataset import ranked_plans
 from convscope.dataset.samples import SAMPLES, SHAPE, SampleRow
 from convscope.pinning import document
 from convscope.pinning.document import FIGURES, Pin, Pins
@@ -148,7 +148,7 @@ class Selector:
             for layer in layers
             for name in names
         ]  # fmt: skip
-        return pd.DataFrame(first_plans.filled(rows), columns=SAMPLES.columns)
+        return pd.DataFrame(ranked_plans.filled(rows), columns=SAMPLES.columns)
 
 
 def predictions(predictor: Predictor, frame: pd.DataFrame, level: int) -> Iterator[Value]:

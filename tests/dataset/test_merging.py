@@ -38,11 +38,11 @@ def test_the_table_is_the_same_in_whatever_order_files_come(tmp_path: Path):
 
 
 def test_a_row_whose_first_plan_only_one_file_says_is_the_same_row(tmp_path: Path):
-    said = dataclasses.replace(ROW, first_plan="7")
+    said = dataclasses.replace(ROW, ranked_plans="7")
     one, two = written(tmp_path / "a.csv", ROW), written(tmp_path / "b.csv", said)
     assert merging.merged([one, two]) == merging.merged([two, one]) == ([merging.published(said)], 1)
-    other = written(tmp_path / "c.csv", dataclasses.replace(ROW, first_plan="8"))
-    with pytest.raises(ContradictionError, match="first_plan 7 and 8"):
+    other = written(tmp_path / "c.csv", dataclasses.replace(ROW, ranked_plans="8"))
+    with pytest.raises(ContradictionError, match="ranked_plans 7 and 8"):
         merging.merged([one, two, other])
 
 

@@ -193,14 +193,14 @@ def test_more_than_the_limit_is_refused(
 
 
 @pytest.mark.parametrize("is_here", [True, False])
-def test_first_plans_are_asked_for_where_the_cudnn_of_the_samples_is_here(
+def test_ranked_plans_are_asked_for_where_the_cudnn_of_the_samples_is_here(
     is_here: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     cudnn = library.version() if is_here else "8.9.7"
     rows = [dataclasses.replace(row, gpu_name="NVIDIA H200", cudnn=cudnn) for row in measured(4, ("Tesla T4",))]
     table = packaged(tmp_path, rows) / "samples.parquet"
-    assert all((row.first_plan is not None) == is_here for row in samples.rows(table))
-    assert ("no first plans of NVIDIA H200: cuDNN" in capsys.readouterr().out) != is_here
+    assert all((row.ranked_plans is not None) == is_here for row in samples.rows(table))
+    assert ("no ranked plans of NVIDIA H200: cuDNN" in capsys.readouterr().out) != is_here
 
 
 def test_a_missing_address_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

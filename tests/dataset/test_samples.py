@@ -50,8 +50,8 @@ def test_a_parquet_file_is_read_as_the_csv_file_of_its_rows(tmp_path: Path):
 
 def test_a_parquet_file_of_before_a_column_is_read_with_that_column_empty(tmp_path: Path):
     path, rows = tmp_path / "samples.parquet", [*drawn(3)]
-    path.write_bytes(parquet.content(samples.SAMPLES, [dataclasses.replace(row, first_plan="7") for row in rows]))
-    pq.write_table(pq.read_table(path).drop_columns(["first_plan"]), path)
+    path.write_bytes(parquet.content(samples.SAMPLES, [dataclasses.replace(row, ranked_plans="7") for row in rows]))
+    pq.write_table(pq.read_table(path).drop_columns(["ranked_plans"]), path)
     assert samples.rows(path) == rows
     pq.write_table(pq.read_table(path).drop_columns(["algorithm"]), path)
     with pytest.raises(InputError, match="there is no column algorithm"):

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from fakes import ROOT
 from fakes.drawn_samples import drawn, frame_of
 
 from convscope import __main__ as program
 from convscope.cudnn import library
 from convscope.dataset import choices
-from convscope.dataset.samples import SampleRow
+from convscope.dataset.samples import ARITHMETIC, SHAPE, SampleRow
 from convscope.prediction import document, network, predictor
 from convscope.prediction.predictor import Predictor
 
@@ -27,9 +28,9 @@ def of_choice(count: int, seed: int = 0) -> list[SampleRow]:
     found = []
     for row in drawn(count, noise=0.01, seed=seed):
         is_slow = zlib.crc32(repr((row.in_channels, row.out_channels, row.in_height_px, row.batch_size)).encode()) % 2
-        row = dataclasses.replace(row, cudnn="9.19.0", first_plan=str(1 + is_slow))
+        row = dataclasses.replace(row, cudnn="9.19.0", ranked_plans=str(1 + is_slow))
         took = {"plan:1": row.mean_ms, "plan:2": SLOW * (row.mean_ms or 0)}
-        took["guess"] = took[f"plan:{row.first_plan}"]
+        took["guess"] = took[f"plan:{row.ranked_plans}"]
         found += [dataclasses.replace(row, algorithm=name, mean_ms=each) for name, each in took.items()]
     return found
 
@@ -49,6 +50,12 @@ def made() -> Predictor:
 
 ASKED = of_choice(40, seed=5)
 ROW = ASKED[0]
+COLUMNS = ["algorithm", "kernels", "ranked_plans", *SHAPE, *ARITHMETIC]
+KERNELS_OF = {
+    "plan:0": ["conv2d_grouped_direct_kernel"],
+    "plan:28": ["implicit_convolve_sgemm", "convolve_common_engine_float_NHWC"],
+    choices.UNFOLDED: ["im2col4d_kernel"],
+}
 
 
 def names(*rows: SampleRow) -> list[str]:
@@ -60,30 +67,30 @@ def test_a_choice_is_predicted_as_the_plan_that_it_takes(made: Predictor):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"first_plan": None}, {"first_plan": "77:k2=1"}, {"cudnn": "9.24.0"}, {"cudnn": None}], ids=str
+    "changes", [{"ranked_plans": None}, {"ranked_plans": "77:k2=1"}, {"cudnn": "9.24.0"}, {"cudnn": None}], ids=str
 )
 def test_without_a_known_plan_it_is_one_or_the_other(made: Predictor, changes: dict[str, object]):
     assert missed(made, guessed(ASKED, **changes)) > 0.5
 
 
 def test_a_choice_that_was_learned_is_not_outside_where_its_very_plan_was_not(made: Predictor):
-    chosen = made.predict(guessed(ASKED, first_plan="1:k2=9")).outside
+    chosen = made.predict(guessed(ASKED, ranked_plans="1:k2=9")).outside
     named = made.predict(guessed(ASKED, algorithm="plan:1:k2=9")).outside
     assert not any("algorithm" in each for each in chosen)
     assert all("algorithm" in each for each in named)
 
 
 def test_a_choice_that_was_not_learned_is_outside_where_its_very_plan_was_not_either(made: Predictor):
-    found = made.predict(guessed(ASKED, algorithm="torch", first_plan="1:k2=9")).outside
+    found = made.predict(guessed(ASKED, algorithm="torch", ranked_plans="1:k2=9")).outside
     assert all("algorithm" in each for each in found)
 
 
 def test_samples_of_before_the_column_are_predicted(made: Predictor):
-    assert missed(made, guessed(ASKED).drop(columns="first_plan")) > 0.5
+    assert missed(made, guessed(ASKED).drop(columns="ranked_plans")) > 0.5
 
 
 def test_intervals_are_those_of_the_plan(made: Predictor):
-    found, other = made.predict(guessed(ASKED)), made.predict(guessed(ASKED, first_plan=None))
+    found, other = made.predict(guessed(ASKED)), made.predict(guessed(ASKED, ranked_plans=None))
     assert (found.high / found.low).mean() < (other.high / other.low).mean() / 2
 
 
@@ -97,10 +104,10 @@ def test_a_document_predicts_choices_as_before(made: Predictor, tmp_path: Path):
     np.testing.assert_array_equal(again.predict(guessed(ASKED)).middle, made.predict(guessed(ASKED)).middle)
 
 
-def test_layers_of_a_model_have_first_plans_of_the_cudnn_that_is_here():
+def test_layers_of_a_model_have_ranked_plans_of_the_cudnn_that_is_here():
     given = "alexnet", 224, 1, "NVIDIA H200", ["guess"], "float32", "tf32", "nchw"
-    assert network.samples(*given, library.version())["first_plan"].notna().all()
-    assert network.samples(*given)["first_plan"].isna().all()
+    assert network.samples(*given, library.version())["ranked_plans"].notna().all()
+    assert network.samples(*given)["ranked_plans"].isna().all()
 
 
 @pytest.mark.parametrize(
@@ -117,21 +124,73 @@ def test_it_is_said_where_the_plans_of_choices_are_not_known(
     assert ("predicted without the plans that cuDNN would choose: cuDNN" in capsys.readouterr().err) == is_said
 
 
-def test_cudnns_and_pytorchs_choices_are_the_plan_and_nothing_else_is():
-    every = ("guess", "implicit precomp gemm", "torch", "torch benchmark", "gemm", "plan:7")
-    plan = f"plan:{ROW.first_plan}"
-    rows = [dataclasses.replace(ROW, algorithm=name) for name in every]
-    assert names(*rows) == [plan, plan, plan, "torch benchmark", "gemm", "plan:7"]
+FIRST = f"plan:{ROW.ranked_plans}"
+
+
+def test_cudnns_and_pytorchs_choices_are_the_first_plan_and_nothing_else_is():
+    every = ("guess", "implicit precomp gemm", "torch", "torch benchmark", "direct", "plan:7")
+    rows = [dataclasses.replace(ROW, algorithm=name, ranked_plans=f"{ROW.ranked_plans};7;0") for name in every]
+    assert names(*rows) == [FIRST, FIRST, FIRST, "torch benchmark", "direct", "plan:7"]
 
 
 def test_pytorch_computes_depthwise_layers_by_itself():
     depthwise = dataclasses.replace(ROW, in_channels=64, out_channels=64, groups=64)
     assert names(dataclasses.replace(depthwise, algorithm="torch")) == ["torch"]
-    assert names(dataclasses.replace(depthwise, algorithm="guess")) == [f"plan:{ROW.first_plan}"]
+    assert names(dataclasses.replace(depthwise, algorithm="guess")) == [FIRST]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_known"),
+    [
+        ({}, False),
+        ({"dtype": "float16"}, False),
+        ({"math": "fp32"}, True),
+        ({"stride": "2x2"}, True),
+        ({"kernel_size": "3x3"}, True),
+        ({"groups": 2}, True),
+    ],
+    ids=str,
+)
+def test_the_first_plan_is_not_known_where_it_may_be_one_of_cublaslt(changes: dict[str, object], is_known: bool):
+    of_one = {"kernel_size": "1x1", "stride": "1x1", "groups": 1, "math": "tf32", "dtype": "float32", **changes}
+    row = dataclasses.replace(ROW, algorithm="guess", **of_one)  # type: ignore[arg-type]
+    assert names(row) == [FIRST if is_known else "guess"]
+    assert names(dataclasses.replace(row, algorithm="gemm", ranked_plans="67:k2=1;0")) == ["plan:0"]
+
+
+@pytest.mark.parametrize(
+    ("ranked", "implicit", "unfolded"),
+    [
+        ("67:k2=1;28:k2=4,k3=0;0", "plan:28:k2=4,k3=0", "plan:0"),
+        ("0;67:k2=1;28:k2=4,k3=0", "plan:0", "plan:0"),
+        ("67:k2=1;28:k2=4,k3=0", "plan:28:k2=4,k3=0", choices.UNFOLDED),
+        ("67:k2=1;2:k2=0", "plan:28", choices.UNFOLDED),
+        (None, "implicit gemm", "gemm"),
+    ],
+)
+def test_algorithms_by_name_run_the_first_of_their_engines(ranked: str | None, implicit: str, unfolded: str):
+    rows = [dataclasses.replace(ROW, algorithm=name, ranked_plans=ranked) for name in ("implicit gemm", "gemm")]
+    assert names(*rows) == [implicit, unfolded]
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float16", "plan:0"), ("float32", "plan:28")])
+def test_engine_28_computes_no_dilated_convolution_in_16_bits(dtype: str, expected: str):
+    dilated = dataclasses.replace(ROW, algorithm="implicit gemm", dilation="2x2", dtype=dtype, ranked_plans="67:k2=1")
+    assert names(dilated) == [expected]
+
+
+@pytest.mark.parametrize("card", ["h100", "h200"])
+def test_the_kernels_that_ran_are_those_of_the_engines_that_are_said(card: str):
+    read = pd.read_parquet(ROOT / "data" / card / "samples.parquet", columns=COLUMNS)
+    ran = read[read["algorithm"].isin(choices.AMONG) & read["kernels"].notna() & read["ranked_plans"].notna()]
+    found = pd.Series(choices.chosen(ran), ran.index).map(lambda name: KERNELS_OF[":".join(name.split(":")[:2])])
+    right = [any(each in text for each in names) for names, text in zip(found, ran["kernels"], strict=True)]
+    assert len(right) > 5_000
+    assert all(right)
 
 
 def test_a_plan_is_learned_from_what_chose_it_too():
-    rows = [dataclasses.replace(ROW, algorithm=name) for name in ("guess", "gemm", "torch")]
+    rows = [dataclasses.replace(ROW, algorithm=name) for name in ("guess", "direct", "torch")]
     found = choices.with_plans(frame_of(rows))
-    assert [*found["algorithm"]] == ["guess", "gemm", "torch", *[f"plan:{ROW.first_plan}"] * 2]
+    assert [*found["algorithm"]] == ["guess", "direct", "torch", FIRST, FIRST]
     pd.testing.assert_series_equal(found["mean_ms"][3:], found["mean_ms"][[0, 2]], check_index=False)

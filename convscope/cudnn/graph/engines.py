@@ -170,14 +170,6 @@ class Offers:
             for config in configs[: heuristic.fill(Attribute.HEURISTIC_RESULTS, configs)]:
                 yield _offer(scope, config)
 
-    def first(self, convolution: Convolution) -> Plan | None:
-        """Return the first plan of heuristic A that computes in what is asked for; None where it has none.
-
-        Args:
-            convolution: the one that plans are offered for.
-        """
-        return next((each.plan for each in self.of_mode(Mode.A) if not each.why_not_comparable(convolution)), None)
-
     def offer(self, plan: Plan) -> Offer:
         """Return what cuDNN says of a plan, whether a heuristic has it or not.
 

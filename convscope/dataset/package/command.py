@@ -53,7 +53,7 @@ def _calls(options: argparse.Namespace) -> int:
 
 
 def _package(options: argparse.Namespace) -> int:
-    from convscope.dataset import calls, first_plans
+    from convscope.dataset import calls, ranked_plans
     from convscope.dataset.package import folder, merging  # pandas: what is asked for may be help
     from convscope.dataset.package.facts import Release
 
@@ -66,7 +66,7 @@ def _package(options: argparse.Namespace) -> int:
     except merging.ContradictionError as error:
         return report_error("convscope dataset package", error)
     rows, outdated = merging.without_outdated(rows)
-    rows = first_plans.filled(rows)
+    rows = ranked_plans.filled(rows)
     known = calls.read(path for each in options.samples for path in calls.beside(each))
     made = folder.package(rows, Release(options.release, day, options.url, options.creator), known)
     folder.write(options.output, made)
@@ -81,13 +81,13 @@ def _package(options: argparse.Namespace) -> int:
 
 
 def _without_plans(rows: Sequence[SampleRow]) -> Iterator[str]:
-    """Yield a line for each card of whose samples none has a first plan, with the reason."""
-    from convscope.dataset import first_plans
+    """Yield a line for each card of whose samples none has plans, with the reason."""
+    from convscope.dataset import ranked_plans
 
-    for name in sorted({row.gpu_name for row in rows} - {row.gpu_name for row in rows if row.first_plan}):
+    for name in sorted({row.gpu_name for row in rows} - {row.gpu_name for row in rows if row.ranked_plans}):
         versions = {row.cudnn for row in rows if row.gpu_name == name and row.cudnn}
-        if reason := first_plans.why_not(name, versions):
-            yield f"no first plans of {name}: {reason}"
+        if reason := ranked_plans.why_not(name, versions):
+            yield f"no ranked plans of {name}: {reason}"
 
 
 def _is_day(text: str) -> bool:

@@ -86,9 +86,9 @@ def merged(paths: Sequence[Path]) -> tuple[list[SampleRow], int]:
 
 
 def _together(one: SampleRow, other: SampleRow) -> SampleRow | None:
-    """Return the sample that both are, None where they differ; one may lack the first plan, which is not measured."""
-    plan = one.first_plan or other.first_plan
-    found = {replace(each, first_plan=each.first_plan or plan) for each in (one, other)}
+    """Return the sample that both are, None where they differ; one may lack the plans, which are not measured."""
+    plans = one.ranked_plans or other.ranked_plans
+    found = {replace(each, ranked_plans=each.ranked_plans or plans) for each in (one, other)}
     return found.pop() if len(found) == 1 else None
 
 

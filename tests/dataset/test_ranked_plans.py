@@ -1,9 +1,10 @@
-"""First plans of shapes: asked of the real cuDNN for cards that are described, empty where that gives no answer."""
+"""Plans of shapes: asked of the real cuDNN for cards that are described, empty where that gives no answer."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from convscope.cudnn import library
 from convscope.cudnn.graph import devices
 from convscope.cudnn.graph.engines import Offers
 from convscope.cudnn.shape import Convolution
-from convscope.dataset import first_plans
+from convscope.dataset import columns, ranked_plans
 from convscope.dataset.samples import SampleRow
 from convscope.errors import CudnnMissingError
 
@@ -28,8 +29,8 @@ ROW = dataclasses.replace(
 SHAPE = Convolution((8, 64, 56, 56), (128, 64, 3, 3), (1, 1), (1, 1), (1, 1))
 
 
-def plan_of(row: SampleRow) -> str | None:
-    return first_plans.filled([row])[0].first_plan
+def plans_of(row: SampleRow) -> str | None:
+    return ranked_plans.filled([row])[0].ranked_plans
 
 
 @pytest.fixture
@@ -40,27 +41,23 @@ def no_cudnn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     library.library.cache_clear()
 
 
-def test_it_is_the_first_of_cudnns_own_order_that_computes_what_is_asked_for():
+def test_they_are_those_that_compute_what_is_asked_for_in_cudnns_own_order():
     with Offers(SHAPE) as offers:
         ranked = sorted((each for each in offers.plans() if "a" in each.ranks), key=lambda each: each.ranks["a"])
     right = [str(each.plan) for each in ranked if each.why_not_comparable(SHAPE) is None]
-    assert plan_of(ROW) == right[0]
+    assert 1 < len(right) < len(ranked)
+    assert plans_of(ROW) == ";".join(right)
 
 
-def test_arithmetic_decides_which_plan_is_first():
-    plain = plan_of(dataclasses.replace(ROW, math="fp32"))
-    half = plan_of(dataclasses.replace(ROW, dtype="float16", layout="nhwc"))
-    assert len({plan_of(ROW), plain, half} - {None}) == 3
+def test_arithmetic_decides_which_plans_there_are():
+    plain = plans_of(dataclasses.replace(ROW, math="fp32"))
+    half = plans_of(dataclasses.replace(ROW, dtype="float16", layout="nhwc"))
+    assert len({plans_of(ROW), plain, half} - {None}) == 3
+    assert all(re.fullmatch(columns.BY_NAME["ranked_plans"].pattern, each or "") for each in (plain, half))
 
 
 def test_both_cards_are_asked_about():
-    assert plan_of(dataclasses.replace(ROW, gpu_name=H100)) == plan_of(ROW)
-
-
-@pytest.mark.parametrize("math", ["tf32", "fp32"])
-def test_what_cudnn_offers_only_to_a_card_that_is_there_is_not_known(math: str):
-    of_one = dataclasses.replace(ROW, kernel_size="1x1", padding="0x0", math=math)
-    assert (plan_of(of_one) is None) == (math == "tf32")
+    assert plans_of(dataclasses.replace(ROW, gpu_name=H100)) == plans_of(ROW)
 
 
 @pytest.mark.parametrize(
@@ -76,30 +73,30 @@ def test_what_cudnn_offers_only_to_a_card_that_is_there_is_not_known(math: str):
     ids=str,
 )
 def test_what_cannot_be_asked_is_empty(changes: dict[str, object]):
-    assert plan_of(dataclasses.replace(ROW, **changes)) is None  # type: ignore[arg-type]
+    assert plans_of(dataclasses.replace(ROW, **changes)) is None  # type: ignore[arg-type]
 
 
-def test_a_plan_that_a_sample_says_stays():
-    assert plan_of(dataclasses.replace(ROW, first_plan="7")) == "7"
+def test_plans_that_a_sample_says_stay():
+    assert plans_of(dataclasses.replace(ROW, ranked_plans="7")) == "7"
 
 
 def test_the_third_number_of_a_version_is_not_looked_at():
-    series = first_plans.series(library.version())
-    assert plan_of(dataclasses.replace(ROW, cudnn=f"{series}.99")) == plan_of(ROW)
-    assert first_plans.same_as_here(["8.9.7", f"{series}.99", ""]) == f"{series}.99"
+    series = ranked_plans.series(library.version())
+    assert plans_of(dataclasses.replace(ROW, cudnn=f"{series}.99")) == plans_of(ROW)
+    assert ranked_plans.same_as_here(["8.9.7", f"{series}.99", ""]) == f"{series}.99"
 
 
 def test_the_reason_is_said_where_plans_are_not_known():
-    assert first_plans.why_not(H200, [library.version()]) is None
-    assert first_plans.why_not("Tesla T4", ["9.19.0"]) == f"cuDNN is only told of {H100}, {H200}"
-    other = first_plans.why_not(H200, ["8.9.7"])
+    assert ranked_plans.why_not(H200, [library.version()]) is None
+    assert ranked_plans.why_not("Tesla T4", ["9.19.0"]) == f"cuDNN is only told of {H100}, {H200}"
+    other = ranked_plans.why_not(H200, ["8.9.7"])
     assert other == f"cuDNN {library.version()} is here, the samples are of 8.9.7 (CONVSCOPE_CUDNN names another)"
 
 
 def test_without_cudnn_nothing_is_known(no_cudnn: None):
-    assert first_plans.here() is None
-    assert plan_of(ROW) is None
-    reason = first_plans.why_not(H200, ["9.19.0"]) or ""
+    assert ranked_plans.here() is None
+    assert plans_of(ROW) is None
+    reason = ranked_plans.why_not(H200, ["9.19.0"]) or ""
     assert reason.startswith("cuDNN 9 cannot be loaded (")
     assert reason.endswith("): CONVSCOPE_CUDNN names it: let it name another, or unset it; the samples are of 9.19.0")
 
@@ -107,8 +104,8 @@ def test_without_cudnn_nothing_is_known(no_cudnn: None):
 ASK = f"""
 from convscope.cudnn.graph import devices
 from convscope.cudnn.shape import Convolution
-from convscope.dataset import first_plans
-print(first_plans.first_plan(Convolution((8, 64, 56, 56), (128, 64, 3, 3), (1, 1), (1, 1), (1, 1)), {H200!r}))
+from convscope.dataset import columns, ranked_plans
+print(ranked_plans.ranked(Convolution((8, 64, 56, 56), (128, 64, 3, 3), (1, 1), (1, 1), (1, 1)), {H200!r}))
 """
 
 
@@ -126,7 +123,7 @@ def elsewhere(tmp_path: Path) -> Path:
 def test_a_cudnn_that_lies_alone_is_given_pytorchs_cublaslt(elsewhere: Path):
     named = {**os.environ, library.NAMED: str(elsewhere)}
     asked = subprocess.run([sys.executable, "-c", ASK], env=named, capture_output=True, text=True, check=False)
-    assert (asked.returncode, asked.stdout.strip()) == (0, plan_of(ROW)), asked.stderr
+    assert (asked.returncode, asked.stdout.strip()) == (0, plans_of(ROW)), asked.stderr
 
 
 def test_a_cublaslt_beside_cudnn_comes_first(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,9 +1,8 @@
-"""First plans of samples: what cuDNN would choose for a shape, asked of it for a described card. None need be here.
+"""Plans that cuDNN ranks for the shapes of samples: its heuristic A, asked for a described card. None need be here.
 
-cuDNN's own choice (`guess`), its `implicit precomp gemm` and PyTorch's convolution run the first plan of heuristic A
-that computes what is asked for, so that times of that plan are theirs too. Two engines are offered only to a card that
-is there: the one that calls cuBLASLt, first for 1×1 layers by the matrix unit, whose plan is therefore not known; and
-the one of Fourier transforms, first for a few layers in fp32, whose plan is therefore said wrongly.
+cuDNN's own choice and several algorithms by name run one of them (`choices`), so that times of that plan are theirs
+too. Two engines are offered only to a card that is there, so they are not in the list: the one that calls cuBLASLt,
+first for 1×1 layers by the matrix unit; and the one of Fourier transforms, first for a few layers in fp32.
 
 Numbers of engines belong to a version of cuDNN. Those of 9.19.1 named the kernels that 9.19.0 ran
 (docs/prediction.md): the third number of a version is not looked at.
@@ -13,15 +12,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Iterable
 
 from convscope.cudnn import library
 from convscope.cudnn.graph import devices
-from convscope.cudnn.graph.engines import Offers
+from convscope.cudnn.graph.engines import Mode, Offers
 from convscope.cudnn.shape import Convolution
 from convscope.dataset.samples import SampleRow
 from convscope.errors import CudnnError, CudnnMissingError
 
+SEPARATOR = ";"
+"""Stands between plans."""
 _REMEMBERED = 1 << 16
 
 
@@ -45,7 +47,7 @@ def same_as_here(versions: Iterable[str]) -> str | None:
 
 
 def why_not(gpu_name: str, versions: Iterable[str]) -> str | None:
-    """Return why the first plans of a card and one of these versions of cuDNN cannot be asked for, None if they can."""
+    """Return why the plans of a card and one of these versions of cuDNN cannot be asked for, None if they can."""
     if gpu_name not in devices.BY_NAME:
         return f"cuDNN is only told of {', '.join(sorted(devices.BY_NAME))}"
     known = [each for each in versions if each]
@@ -59,18 +61,18 @@ def why_not(gpu_name: str, versions: Iterable[str]) -> str | None:
 
 
 def filled(rows: Iterable[SampleRow]) -> list[SampleRow]:
-    """Return samples, with the first plan of each that has none, and whose card and version of cuDNN can be asked."""
+    """Return samples, with the plans of each that has none, and whose card and version of cuDNN can be asked."""
     asked = series(here())
     return [
-        dataclasses.replace(row, first_plan=_of_row(row))
-        if row.first_plan is None and asked and series(row.cudnn) == asked and row.gpu_name in devices.BY_NAME
+        dataclasses.replace(row, ranked_plans=_of_row(row))
+        if row.ranked_plans is None and asked and series(row.cudnn) == asked and row.gpu_name in devices.BY_NAME
         else row
         for row in rows
     ]
 
 
 def _of_row(row: SampleRow) -> str | None:
-    """Return the first plan of a sample's shape; None where cuDNN has none, or it is not known without a card."""
+    """Return the plans of a sample's shape; None where cuDNN has none."""
     if row.in_height_px is None or row.in_width_px is None or row.groups is None:
         return None
     options = (row.padding, row.stride, row.dilation)
@@ -82,30 +84,21 @@ def _of_row(row: SampleRow) -> str | None:
         (row.out_channels, row.in_channels // row.groups, *kernel), padding, stride, dilation, row.groups, row.dtype,
         row.math, row.layout,
     )  # fmt: skip
-    return first_plan(shape, row.gpu_name)
+    return ranked(shape, row.gpu_name)
 
 
 @functools.lru_cache(_REMEMBERED)
-def first_plan(convolution: Convolution, gpu_name: str) -> str | None:
-    """Return the plan that cuDNN ranks first of those that compute what is asked for, "38:k2=8,k13=1".
+def ranked(convolution: Convolution, gpu_name: str) -> str | None:
+    """Return the plans of heuristic A that compute what is asked for, in cuDNN's order: "38:k2=8,k13=1;0".
 
     Args:
         gpu_name: one of `devices.BY_NAME`.
 
-    Returns: None where cuDNN describes no such convolution, has no plan for it, or would take cuBLASLt's engine on a
-        card that is there.
+    Returns: None where cuDNN describes no such convolution, or has no plan for it.
     """
-    if is_left_out(convolution):
-        return None
     try:
         with Offers(convolution, devices.BY_NAME[gpu_name]) as offers:
-            found = offers.first(convolution)
+            found = [str(each.plan) for each in offers.of_mode(Mode.A) if not each.why_not_comparable(convolution)]
     except CudnnError:
         return None
-    return None if found is None else str(found)
-
-
-def is_left_out(convolution: Convolution) -> bool:
-    """Tell whether cuDNN may take an engine that it offers only to a card that is there: cuBLASLt's, for 1×1 layers."""
-    of_one = {*convolution.kernel, *convolution.stride, convolution.groups} == {1}
-    return of_one and (convolution.dtype, convolution.math) != ("float32", "fp32")
+    return sys.intern(SEPARATOR.join(found)) or None  # many shapes have the same
