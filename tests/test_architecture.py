@@ -39,7 +39,9 @@ NARROWER = {
     "dataset.package.command": {"storage", "cli"},
     "dataset.check": {"storage", "cudnn.shape", "cli", "verification.kernel_families"},
     "dataset.collect": {*LAYERS, "dataset"},
-    "prediction": {"storage", "cli", "cudnn.shape", "dataset", "verification.kernel_families"},
+    "prediction": {
+        *("storage", "cli", "cudnn.shape", "cudnn.graph.plan", "dataset", "verification.kernel_families"),
+    },
     "prediction.network": {"convolution", "cudnn.shape", "dataset", "prediction"},
     "selection": {
         *("storage", "cli", "cudnn.shape", "convolution.algorithms", "convolution.layer"),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from convscope.convolution.layer import Layer
-from convscope.cudnn.graph.engines import Plan
+from convscope.cudnn.graph.plan import Plan
 from convscope.errors import InputError
 
 FALLBACK = "implicit precomp gemm"

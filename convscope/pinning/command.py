@@ -15,7 +15,7 @@ from convscope.cli.display import interval_or_dash, or_dash, several, table
 from convscope.cli.options import apart_from_inputs, percent
 from convscope.cli.parser import OneLineParser
 from convscope.convolution.algorithms import PLAN
-from convscope.cudnn.graph.engines import Plan
+from convscope.cudnn.graph.plan import Plan
 from convscope.errors import InputError
 from convscope.pinning import difference, document, errata, repro
 from convscope.pinning.difference import Changed

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from convscope.atlas.rows import OK, SLOW, PlanRow
 from convscope.convolution import algorithms
-from convscope.cudnn.graph.engines import Plan
+from convscope.cudnn.graph.plan import Plan
 from convscope.errors import InputError
 from convscope.pinning.document import TORCH
 

@@ -14,7 +14,8 @@ from convscope.atlas import energy, report, tables
 from convscope.atlas.offered import KnownPlan
 from convscope.atlas.race import FRUGAL, Race, Shape
 from convscope.convolution.swap import Conv2d
-from convscope.cudnn.graph.engines import Offer, Plan
+from convscope.cudnn.graph.engines import Offer
+from convscope.cudnn.graph.plan import Plan
 from convscope.profiling.layer_energy import CallOfPass, LayerEnergy
 from convscope.verification.candidates import HEURISTIC
 from convscope.verification.choice import TOGETHER

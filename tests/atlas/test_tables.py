@@ -19,7 +19,8 @@ from convscope.atlas.race import Race, Shape
 from convscope.atlas.rows import LOST, PLANS, PlanRow, PlanTimeRow
 from convscope.atlas.study import AtlasStudy, plans_text
 from convscope.convolution import algorithms
-from convscope.cudnn.graph.engines import Offer, Plan
+from convscope.cudnn.graph.engines import Offer
+from convscope.cudnn.graph.plan import Plan
 from convscope.cudnn.shape import Fused
 from convscope.errors import DeviceFaultError, InputError
 from convscope.profiling.request import Run

@@ -10,7 +10,7 @@ from fakes import layer
 from convscope.convolution import algorithms
 from convscope.convolution.algorithms import ALGORITHMS, find, why_not_by_rule
 from convscope.convolution.layer import Layer
-from convscope.cudnn.graph.engines import Plan
+from convscope.cudnn.graph.plan import Plan
 from convscope.cudnn.shape import Fused
 from convscope.errors import InputError
 from convscope.storage.paths import slug

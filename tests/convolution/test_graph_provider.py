@@ -18,7 +18,8 @@ from convscope.convolution.providers.plan import cudnn_refusal
 from convscope.cudnn import legacy
 from convscope.cudnn.graph import backend, devices
 from convscope.cudnn.graph.backend import Descriptor, Scope
-from convscope.cudnn.graph.engines import DOWN_CONVERTS, Mode, Offer, Offers, Plan
+from convscope.cudnn.graph.engines import DOWN_CONVERTS, Mode, Offer, Offers
+from convscope.cudnn.graph.plan import Plan
 from convscope.cudnn.shape import Convolution, Fused
 from convscope.errors import DeviceFaultError, InputError, NotSupportedError
 

@@ -10,7 +10,8 @@ import pytest
 
 from convscope.cudnn.graph import devices
 from convscope.cudnn.graph.backend import Attribute, Descriptor, Kind, Scope, Type
-from convscope.cudnn.graph.engines import DOWN_CONVERTS, TENSOR_CORE, Mode, Offer, Offers, Plan
+from convscope.cudnn.graph.engines import DOWN_CONVERTS, TENSOR_CORE, Mode, Offer, Offers
+from convscope.cudnn.graph.plan import Plan
 from convscope.cudnn.shape import Convolution, Fused
 from convscope.errors import CudnnError, InputError, NotSupportedError
 

@@ -12,7 +12,8 @@ import torch
 from convscope.atlas.offered import KnownPlan
 from convscope.atlas.race import Race, Shape
 from convscope.convolution.layer import Layer
-from convscope.cudnn.graph.engines import Offer, Plan
+from convscope.cudnn.graph.engines import Offer
+from convscope.cudnn.graph.plan import Plan
 from convscope.verification.candidates import GUESS, HEURISTIC
 from fakes import layer
 from fakes.swapping import subject_on

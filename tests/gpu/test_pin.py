@@ -25,7 +25,7 @@ from convscope.convolution.algorithms import PLAN, WITH_STEPS, plan_name
 from convscope.convolution.operator import cuda_operator
 from convscope.convolution.reference import relative_distance
 from convscope.cudnn import library
-from convscope.cudnn.graph.engines import Plan
+from convscope.cudnn.graph.plan import Plan
 from convscope.cudnn.shape import ALONE, Convolution
 from convscope.pinning import document, errata, repro
 from convscope.pinning.document import FIGURES, SETTINGS, Pin, Pins, read

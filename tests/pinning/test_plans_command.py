@@ -16,7 +16,8 @@ from convscope.atlas import tables
 from convscope.atlas.offered import KnownPlan
 from convscope.atlas.race import Shape
 from convscope.atlas.rows import PLANS, PlanRow
-from convscope.cudnn.graph.engines import Offer, Plan
+from convscope.cudnn.graph.engines import Offer
+from convscope.cudnn.graph.plan import Plan
 from convscope.cudnn.shape import Fused
 from convscope.errors import InputError
 from convscope.pinning import difference, document, errata

@@ -53,12 +53,12 @@ def named(kernels: str) -> tuple[int, ...] | None:
 def test_the_tiles_of_plans_are_those_in_the_names_of_the_kernels_that_ran(card: str):
     read = pd.read_parquet(ROOT / "data" / card / "samples.parquet", columns=[*COLUMNS])
     ran = choices.with_plans(read[(read["status"] == "ok") & read["kernels"].notna()])
-    ran = ran[ran["algorithm"].str.match(rf"plan[^:]*:(?:{'|'.join(TILED)}):")]
+    ran = ran[ran["algorithm"].str.match(rf"plan[^:]*:(?:{'|'.join(map(str, TILED))}):")]
     pairs = ran.groupby(["algorithm", "kernels"], as_index=False).size()
     pairs["named"] = pairs["kernels"].map(named)
     pairs["said"] = [(tile.pixels, tile.filters, tile.terms) for tile in map(tile_of, pairs["algorithm"])]
     pairs = pairs[pairs["named"].notna()]
-    engines = {name.split(":")[1] for name in pairs["algorithm"]}
+    engines = {int(name.split(":")[1]) for name in pairs["algorithm"]}
     assert engines == {*TILED}
     agrees = pairs["named"] == pairs["said"]
     assert pairs["size"][agrees].sum() / pairs["size"].sum() > 0.99

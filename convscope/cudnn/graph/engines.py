@@ -1,13 +1,11 @@
 """Engines and plans of a convolution: what cuDNN offers for it, in its own order, with its notes and its refusals.
 
-A plan is an engine and the values of its knobs. Numbers of engines belong to a version of cuDNN: those of two versions
-are never compared.
+Numbers of engines belong to a version of cuDNN: those of two versions are never compared.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -16,9 +14,10 @@ from convscope.cudnn.graph import devices
 from convscope.cudnn.graph.backend import Attribute, Descriptor, Kind, Scope, Type
 from convscope.cudnn.graph.devices import Card, Described, Device
 from convscope.cudnn.graph.operations import graph_of
+from convscope.cudnn.graph.plan import Plan
 from convscope.cudnn.legacy import Handle
 from convscope.cudnn.shape import Convolution
-from convscope.errors import CudnnError, InputError, NotSupportedError
+from convscope.errors import CudnnError, NotSupportedError
 
 NUMERICAL_NOTES = (
     *("tensor core", "down-converts inputs", "reduced precision in sums", "fft", "nondeterministic", "winograd"),
@@ -32,7 +31,6 @@ BEHAVIOR_NOTES = (
 )
 """By their numbers (`cudnnBackendBehaviorNote_t`)."""
 _NOTES_MOST, _KNOBS_MOST = 64, 64
-_NAME = re.compile(r"(\d+)(?::((?:k\d+=-?\d+)(?:,k\d+=-?\d+)*))?")
 
 
 class Mode(IntEnum):
@@ -41,37 +39,6 @@ class Mode(IntEnum):
     A = 3
     B = 1
     FALLBACK = 2
-
-
-@dataclass(frozen=True)
-class Plan:
-    """An engine and the values of its knobs, by the knobs' numbers."""
-
-    engine: int
-    knobs: tuple[tuple[int, int], ...] = ()
-
-    @classmethod
-    def of(cls, engine: int, knobs: Mapping[int, int]) -> Plan:
-        """Return a plan with its knobs in the order of their numbers."""
-        return cls(engine, tuple(sorted(knobs.items())))
-
-    @classmethod
-    def named(cls, name: str) -> Plan:
-        """Return the plan of a name, as `str` writes it.
-
-        Raises:
-            InputError: the name is of no plan.
-        """
-        matched = _NAME.fullmatch(name.replace(" ", ""))
-        if matched is None:
-            raise InputError(f"{name!r} is no plan: write an engine and its knobs, 38:k2=8,k13=1")
-        pairs = [pair[1:].split("=") for pair in (matched[2] or "").split(",") if pair]
-        return cls.of(int(matched[1]), {int(knob): int(value) for knob, value in pairs})
-
-    def __str__(self) -> str:
-        """The engine, and knobs as cuDNN's own tags number them: "38:k2=8,k13=1"."""
-        knobs = ",".join(f"k{knob}={value}" for knob, value in self.knobs)
-        return f"{self.engine}:{knobs}" if knobs else str(self.engine)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from convscope.cudnn.graph.backend import Attribute, Kind, Scope, Type, call
-from convscope.cudnn.graph.engines import Offers, Plan
+from convscope.cudnn.graph.engines import Offers
 from convscope.cudnn.graph.operations import Tensor
+from convscope.cudnn.graph.plan import Plan
 from convscope.cudnn.legacy import Handle
 
 

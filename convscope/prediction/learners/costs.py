@@ -65,7 +65,7 @@ class Costs:
         by_roofline = _finest([splits.joined(frame, ARITHMETIC)], self.roofline, EVERY)
         found_ms = _weighted(given.of_roofline_ms(), self.roofline, by_roofline)
         tiled = np.flatnonzero(given.is_tiled & bool(self.tiles))
-        names = _finest([level[tiled] for level in _levels(given, frame)], self.tiles, NONE) if len(tiled) else tiled
+        names = _finest(_levels(given, frame, tiled), self.tiles, NONE) if len(tiled) else tiled
         known = tiled[names != NONE]
         found_ms[known] = _weighted(given.parts_ms.iloc[known], self.tiles, names[names != NONE])
         share = found_ms / given.roofline_ms
@@ -147,7 +147,8 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, by_tile: bool, lea
 
 def _by_tile(given: Features, frame: pd.DataFrame, took_ms: Floats, tiled: Places) -> dict[str, dict[str, float]]:
     """Return the weights of groups of rows by plans that say their tile."""
-    relative, levels = given.parts_ms.to_numpy(float) / took_ms, _levels(given, frame)
+    relative = given.parts_ms.to_numpy(float)[tiled] / took_ms[tiled]
+    levels = _levels(given, frame, tiled)
     found = dict[str, dict[str, float]]()
 
     def narrow(name: str, rows: Places, wider: _Group | None, depth: int) -> None:
@@ -161,7 +162,7 @@ def _by_tile(given: Features, frame: pd.DataFrame, took_ms: Floats, tiled: Place
                         narrow(own, of_own, mine, depth)
                 return
 
-    for name, rows in _rows_of(levels[0], tiled):
+    for name, rows in _rows_of(levels[0], np.arange(len(tiled))):
         if len(rows) >= FEWEST:
             narrow(name, rows, None, 1)
     return found
@@ -217,13 +218,12 @@ def relative_squares(parts_ms: Floats, target: Floats) -> Floats:
     return _Squares.of(parts_ms / target[:, None]).weights()
 
 
-def _levels(given: Features, frame: pd.DataFrame) -> list[splits.Labels]:
-    """Return names of groups of each row, each narrower than the one before."""
-    found = [splits.joined(frame, ARITHMETIC)]
+def _levels(given: Features, frame: pd.DataFrame, rows: Places) -> list[splits.Labels]:
+    """Return names of groups of some rows, each narrower than the one before."""
+    found = [splits.joined(frame.iloc[rows], ARITHMETIC)]
     engine, algorithm = (given.values[name].to_numpy(dtype=object) for name in ("engine", "algorithm"))
-    card = frame["gpu_name"].to_numpy(dtype=object)
     coarse, fine = given.classes
-    for labels in (coarse, engine, fine, algorithm, card):
+    for labels in (each[rows] for each in (coarse, engine, fine, algorithm, frame["gpu_name"].to_numpy(dtype=object))):
         found.append(np.array([f"{wide}, {own}" for wide, own in zip(found[-1], labels, strict=True)], dtype=object))
     return found
 

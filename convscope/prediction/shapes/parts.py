@@ -149,6 +149,11 @@ def parts_ms(sizes: Sizes, tiled: Tiled, rates: Rates) -> Parts:
     }
 
 
+def _step_ms(tiled: Tiled, rates: Rates) -> Floats:
+    """Return the time of a step of a wave of blocks, one on each multiprocessor."""
+    return rates.products_ms(tiled.pixels * tiled.filters * tiled.terms * rates.multiprocessors)
+
+
 def _bytes(sizes: Sizes, rates: Rates) -> Parts:
     """Return the bytes, and those that are moved once more where channels or filters are padded, or gathered."""
     moved = {
@@ -165,7 +170,7 @@ def _bytes(sizes: Sizes, rates: Rates) -> Parts:
 
 def _tiles(tiled: Tiled, rates: Rates) -> Parts:
     """Return the parts of a product by tiles of the plan's own size."""
-    step_ms = rates.products_ms(tiled.pixels * tiled.filters * tiled.terms * rates.multiprocessors)
+    step_ms = _step_ms(tiled, rates)
     waves = tiled.blocks / rates.multiprocessors
     loads = tiled.blocks * tiled.steps * tiled.terms * (tiled.pixels + tiled.filters)
     return {
@@ -185,7 +190,7 @@ def _tiles(tiled: Tiled, rates: Rates) -> Parts:
 def _groups(sizes: Sizes, tiled: Tiled, rates: Rates) -> Parts:
     """Return the parts of groups: launched one after another, or padded to powers of two."""
     is_grouped = sizes.groups > 1
-    step_ms = rates.products_ms(tiled.pixels * tiled.filters * tiled.terms * rates.multiprocessors)
+    step_ms = _step_ms(tiled, rates)
     tiles = np.ceil(sizes.pixels / tiled.pixels) * np.ceil(sizes.filters / sizes.groups / tiled.filters)
     steps = sizes.groups * np.ceil(sizes.terms / tiled.terms)
     wider = tiled.width * sizes.groups / sizes.channels, tiled.filters_of_group * sizes.groups / sizes.filters

@@ -10,22 +10,24 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-TILE_SIZE, K_BLOCK, TILE_K, CLUSTER_PIXELS, CLUSTER_FILTERS = "k2", "k5", "k13", "k27", "k28"
+from convscope.cudnn.graph.plan import Plan
+from convscope.errors import InputError
+
+TILE_SIZE, K_BLOCK, TILE_K, CLUSTER_PIXELS, CLUSTER_FILTERS = 2, 5, 13, 27, 28
 """Knobs: of the tile, of the terms of a step (two, of which a plan has one or none), and of blocks in a cluster."""
 SIZES: Mapping[int, tuple[int, int]] = {
     0: (128, 128), 1: (128, 64), 2: (128, 32), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256), 7: (64, 128),
     8: (64, 32), 9: (64, 256), 12: (32, 32), 15: (128, 16), 16: (256, 32), 18: (64, 192), 19: (128, 192), 20: (256, 96),
 }  # fmt: skip
 """Output pixels and filters of a tile, by the value of `TILE_SIZE`."""
-TERMS: Mapping[str, Mapping[int, int]] = {TILE_K: {0: 32, 1: 64, 2: 16}, K_BLOCK: {2: 16, 3: 32, 4: 64}}
+TERMS: Mapping[int, Mapping[int, int]] = {TILE_K: {0: 32, 1: 64, 2: 16}, K_BLOCK: {2: 16, 3: 32, 4: 64}}
 """Terms of a step by the values of knobs that say them."""
-TERMS_OF: Mapping[str, int] = {"70": 8}
+TERMS_OF: Mapping[int, int] = {70: 8}
 """Terms of a step by engine, where no knob says them."""
-TILED = frozenset({"22", "27", "35", "38", "45", "46", "47", "48", "62", "67", "70"})
+TILED = frozenset({22, 27, 35, 38, 45, 46, 47, 48, 62, 67, 70})
 """Engines whose tile the knob says. Those that split sums among blocks besides (23 and 41) are none of them."""
-PLAN = re.compile(r"plan(?:\+\w+)?:(?P<engine>\d+):(?P<knobs>.*)")
-KNOB = re.compile(r"(k\d+)=(\d+)")
-PACKING = frozenset({"22", "62", "67"})
+PLAN = re.compile(r"plan(?:\+\w+)?:(.*)")
+PACKING = frozenset({22, 62, 67})
 """Engines that compute narrow groups together, each as wide as a power of two."""
 
 
@@ -56,13 +58,21 @@ USUAL = Tile(128, 64, 32)
 
 def tile_of(algorithm: str) -> Tile:
     """Return the tile of a plan by its name, "plan:62:k2=5,k13=1"; the usual one for what does not say it."""
-    matched = PLAN.fullmatch(algorithm)
-    knobs = dict(KNOB.findall(matched["knobs"])) if matched else {}
-    values = {name: int(value) for name, value in knobs.items()}
+    plan = _plan_of(algorithm)
+    values = dict(plan.knobs) if plan else {}
     size = SIZES.get(values.get(TILE_SIZE, -1))
-    if matched is None or matched["engine"] not in TILED or size is None:
+    if plan is None or plan.engine not in TILED or size is None:
         return USUAL
     said = (TERMS[knob].get(values[knob]) for knob in TERMS if knob in values)
-    terms = next((each for each in said if each), TERMS_OF.get(matched["engine"], USUAL.terms))
+    terms = next((each for each in said if each), TERMS_OF.get(plan.engine, USUAL.terms))
     along, across = (max(1, values.get(knob, 1)) for knob in (CLUSTER_PIXELS, CLUSTER_FILTERS))
-    return Tile(*size, terms, along, across, packs=matched["engine"] in PACKING, is_known=True)
+    return Tile(*size, terms, along, across, packs=plan.engine in PACKING, is_known=True)
+
+
+def _plan_of(algorithm: str) -> Plan | None:
+    """Return the plan that an algorithm is, None where its name is of none."""
+    matched = PLAN.fullmatch(algorithm)
+    try:
+        return Plan.named(matched[1]) if matched else None
+    except InputError:  # a name that another program has given
+        return None
