@@ -6,6 +6,7 @@ list). Where they are not known, what chooses stays an algorithm of its own, whi
 - cuDNN's own choice and its `implicit precomp gemm` run the first of them; so does PyTorch's, but for depthwise layers.
 - `implicit gemm` runs the first of engines 0 and 28; where neither is in the list, engine 28 without knobs, or engine 0
   for dilated convolutions in 16 bits, which 28 does not compute.
+- PyTorch's search (`torch benchmark`) runs the fastest of the first ten, but for depthwise layers.
 - `gemm` runs engine 0 where it is in the list, else a matrix product of the unfolded image, which no plan does.
 
 The kernels that ran say so (docs/prediction.md).
@@ -25,10 +26,14 @@ OF_CUDNN = ("guess", "implicit precomp gemm")
 """Algorithms that run the first plan of their shape."""
 OF_PYTORCH = "torch"
 """PyTorch's own choice: the same, but for depthwise layers, for many of which PyTorch has a kernel of its own."""
+SEARCH, TRIED = "torch benchmark", 10
+"""PyTorch's search, and the plans that it tries at most (`torch.backends.cudnn.benchmark_limit`)."""
 AMONG = {"implicit gemm": ("0", "28"), "gemm": ("0",)}
 """Engines that an algorithm runs the first one of."""
 UNFOLDED = "gemm (unfolded)"
 """Name of what is learned and predicted, but can be asked for as `gemm` alone."""
+FFT = "fft"
+"""In the names of kernels that no plan in the list has: a Fourier transform's."""
 CHOOSERS = (*OF_CUDNN, OF_PYTORCH, *AMONG)
 PLAN = "plan:"
 COLUMN = "ranked_plans"
@@ -42,21 +47,46 @@ def resolved(frame: pd.DataFrame, versions: Iterable[str] | None = None) -> pd.D
     """
     if COLUMN not in frame:
         return frame
-    plans = chosen(frame)
     if versions is not None:
         known = {ranked_plans.series(each) for each in versions if each}
         is_known = frame["cudnn"].map(lambda version: ranked_plans.series(version) in known).to_numpy(dtype=np.bool_)
-        plans = np.where(is_known, plans, "")
+        frame = frame.assign(**{COLUMN: frame[COLUMN].where(is_known)})
+    plans = chosen(frame)
     return frame.assign(algorithm=np.where(plans == "", frame["algorithm"], plans))
 
 
 def with_plans(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return samples, and behind them those by what chooses a plan once more, as samples by that plan."""
+    """Return samples, and behind them those by what chooses a plan once more, as samples by that plan.
+
+    Those whose kernels say that another plan ran, one that is not in the list, are not among the latter.
+    """
     if COLUMN not in frame:
         return frame
     plans = chosen(frame)
-    more = frame[plans != ""].assign(algorithm=plans[plans != ""])
-    return pd.concat([frame, more], ignore_index=True)
+    ran = frame["kernels"].fillna("") if "kernels" in frame else pd.Series("", frame.index)
+    is_it = (plans != "") & ~ran.str.contains(FFT, regex=False).to_numpy(dtype=np.bool_)
+    return pd.concat([frame, frame[is_it].assign(algorithm=plans[is_it])], ignore_index=True)
+
+
+def searched(frame: pd.DataFrame, engines: Iterable[str]) -> tuple[pd.DataFrame, npt.NDArray[np.intp]]:
+    """Return the plans that PyTorch's search tries for its rows, as rows of their own, and the row that each is for.
+
+    Of convolutions for which it may take what is not in the list there are none: those that cuBLASLt may compute,
+    depthwise ones, and those by FMA, where Fourier transforms are among the fastest.
+
+    Args:
+        engines: of plans, "plan:67"; others are left out.
+    """
+    if COLUMN not in frame:
+        return frame.iloc[:0], np.zeros(0, dtype=np.intp)
+    by_matrix_unit = (frame["dtype"] != "float32") | (frame["math"] != "fp32")
+    may = (frame["algorithm"] == SEARCH) & by_matrix_unit & ~_may_be_of_cublaslt(frame) & ~depthwise(frame)
+    rows, known = np.flatnonzero(may & frame[COLUMN].notna()), {*engines}
+    lists = [text.split(ranked_plans.SEPARATOR)[:TRIED] for text in frame[COLUMN].iloc[rows]]
+    pairs = [(row, PLAN + plan) for row, plans in zip(rows, lists, strict=True) for plan in plans]
+    pairs = [(row, name) for row, name in pairs if ":".join(name.split(":")[:2]) in known]
+    of = np.array([row for row, _ in pairs], dtype=np.intp)
+    return frame.iloc[of].assign(algorithm=[name for _, name in pairs]).reset_index(drop=True), of
 
 
 def depthwise(frame: pd.DataFrame) -> pd.Series[bool]:

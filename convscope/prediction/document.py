@@ -25,6 +25,7 @@ from convscope.prediction.learners.costs import Costs
 from convscope.prediction.learners.forest import Forest
 from convscope.prediction.learners.kernels import ByKernel
 from convscope.prediction.learners.process import Process
+from convscope.prediction.learners.search import Search
 from convscope.prediction.predictor import Given, Predictor
 from convscope.prediction.workspace import Estimate, WorkspacePredictor
 from convscope.storage.table import write_atomically
@@ -64,8 +65,8 @@ def _of_times(predictor: Predictor) -> dict[str, Any]:
     corrections = {name: dataclasses.asdict(each) for name, each in predictor.corrections.items()}
     smooth = predictor.process and _of_process(predictor.process)
     times = predictor.time and _of_times(predictor.time)
-    growth = dataclasses.asdict(predictor.growth)
-    changed = {"core": parts, "process": smooth, "corrections": corrections, "time": times, "growth": growth}
+    own = {name: dataclasses.asdict(getattr(predictor, name)) for name in ("growth", "search")}
+    changed = {"core": parts, "process": smooth, "corrections": corrections, "time": times, **own}
     return {**_plain(predictor), **changed}
 
 
@@ -92,7 +93,7 @@ def _times(document: Mapping[str, Any]) -> Predictor:
     parts = {**core, "folds": folds, "names": tuple(core["names"]), "costs": Costs(**core["costs"])}
     corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
     own = {field.name: document[field.name] for field in dataclasses.fields(Predictor)}
-    own["growth"] = Growth(**document["growth"])
+    own["growth"], own["search"] = Growth(**document["growth"]), Search(**document["search"])
     smooth = document["process"] and _process(document["process"], document["cards"])
     times = document["time"] and _times(document["time"])
     return Predictor(**{**own, "core": Core(**parts), "process": smooth, "corrections": corrections, "time": times})

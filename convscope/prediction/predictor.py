@@ -16,7 +16,6 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,9 +32,10 @@ from convscope.prediction.calibration import Correction
 from convscope.prediction.features import CARD, Features, engine, features, outside
 from convscope.prediction.held_out import FEWEST
 from convscope.prediction.intervals import Growth
-from convscope.prediction.learners import core, process
+from convscope.prediction.learners import search
 from convscope.prediction.learners.core import Core
 from convscope.prediction.learners.process import Mask, Process
+from convscope.prediction.learners.search import Search
 from convscope.prediction.shapes.sizes import Floats
 
 TIME, ENERGY = "time", "energy"
@@ -66,6 +66,7 @@ class Predictor:
         unit: what was held out for its intervals: one of `samples.SPLITS`.
         widths: of its intervals, by algorithm; `growth` says how they grow with the distance from what was learned.
         process: the smooth part of the estimate, beside the trees of `core`, None for none; `share` is its share.
+        search: of what PyTorch's search takes, how much the least of its plans counts.
         pairs: of intervals of the ratio to PyTorch's own choice (`OWN`) for the same work, by algorithm: an error that
             both share cancels.
         totals: of intervals of sums over a model, by level: the share of the layers' added-up half width.
@@ -80,6 +81,7 @@ class Predictor:
     core: Core
     process: Process | None
     share: float
+    search: Search
     widths: intervals.Widths
     growth: Growth
     pairs: intervals.Widths
@@ -147,11 +149,20 @@ class Predictor:
             given: features of the rows of `frame`, as `features_of` returns them.
             frame: `resolved`.
         """
+        found = self._by_both(given, frame)
+        tried, of = choices.searched(frame, self.core.levels["engine"] if self.search.shares else ())
+        if not len(tried):
+            return found
+        least = search.least(self._by_both(features(tried, self.cards), tried), of, len(frame))
+        return self.search.both(found, least, frame)
+
+    def _by_both(self, given: Features, frame: pd.DataFrame) -> Floats:
+        """Return the estimate by trees and process."""
         by_trees = self.core.predict(given, frame)
         if self.process is None:
             return by_trees
         smooth = self.process.predict(given, frame) + self.core.common(given, frame)
-        return np.where(np.isnan(smooth), by_trees, (1 - self.share) * by_trees + self.share * smooth)
+        return held_out.both(self.share, by_trees, smooth)
 
     def _far(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return how far each row is from what was learned; 0 for a new card, far from which all is alike."""
@@ -285,53 +296,32 @@ def _fitted(
 ) -> tuple[Predictor, Floats]:
     """Return a predictor, and what one that had not learned it, or its shape, would predict for each sample."""
     wanted, is_new_card = logarithms(frame, target, given), unit == "gpu"
-    fitted = core.fit(given, frame, wanted, not is_new_card)
     parts = held_out.by(frame, unit, calls or ())
     whole = [] if calls is None else held_out.by_model(frame, calls)
     models = whole if unit in ("rows", "layer") else parts
-    by_trees = partial(held_out.missed_by_trees, given, frame, wanted, is_linear=not is_new_card)
-    missed_parts = [fitted.rests] * len(parts) if unit == "layer" else by_trees(parts)
-    missed_models = by_trees(models) if models is not parts else missed_parts
-    missed, smooth, share = held_out.together(parts, missed_parts), None, 0.0
-    far: Floats = np.zeros(len(frame))
-    far_models: Sequence[Floats] = [far] * len(models)
-    if not is_new_card:
-        divided = [*parts, *(models if models is not parts else ())]
-        found = process.fit(given, frame, fitted.left, cards, [(each.out, each.gone) for each in divided])
-        over = [0.0 if unit == "layer" else _without(fitted, given, frame, wanted, each.gone) for each in parts]
-        over += [_without(fitted, given, frame, wanted, each.gone) for each in divided[len(parts) :]]
-        by_process = [rests + more for rests, more in zip(found.rests, over, strict=True)]
-        smooth, near = found.process, held_out.together(parts, by_process[: len(parts)])
-        far = held_out.together(parts, found.far[: len(parts)], np.inf)
-        share, last = process.share(missed, near), len(divided) - len(models)
-        missed, far_models = _both(share, missed, near), found.far[last:]
-        missed_models = [_both(share, *each) for each in zip(missed_models, by_process[last:], strict=True)]
+    # What a search tries is asked about as its own rows are, and learned by no part.
+    tried, of = choices.searched(frame, () if is_new_card or target != TIME else {*given.values["engine"]})
+    every = pd.concat([frame, tried], ignore_index=True) if len(tried) else frame
+    of_every = features(every, cards) if len(tried) else given
+    judged, found = held_out.judged(
+        of_every, every, np.concatenate([wanted, wanted[of]]), cards, unit, parts, models, of
+    )
     # Of a row that is held out others of its shape are learned: its distance says nothing of another layer's.
     asked = held_out.is_asked(frame, unit)
-    growth = Growth() if unit == "rows" else intervals.growth(missed[asked], far[asked])
-    names, scale = frame["algorithm"].to_numpy(dtype=object), growth.at(far)
+    growth = Growth() if unit == "rows" else intervals.growth(judged.missed[asked], judged.far[asked])
+    names, scale = frame["algorithm"].to_numpy(dtype=object), growth.at(judged.far)
     # Work beyond either end of the learned sizes may be asked for, and errors at one end are larger.
     ends = splits.labels(frame, unit)[asked] if unit == "size" else np.full(int(asked.sum()), unit)
-    widths = intervals.widest((missed / scale)[asked], names[asked], ends)
-    pairs = _pairs(frame[asked], missed[asked], scale[asked])
+    widths = intervals.widest((judged.missed / scale)[asked], names[asked], ends)
+    pairs = _pairs(frame[asked], judged.missed[asked], scale[asked])
     half = intervals.of_rows(widths, list(names), ADDED_LEVEL)
-    halves = [half * growth.at(each) for each in far_models]
-    totals = held_out.totals(frame, TARGETS[target][0], models, missed_models, halves)
+    halves = [half * growth.at(each) for each in judged.far_models]
+    totals = held_out.totals(frame, TARGETS[target][0], models, judged.missed_models, halves)
     made = Predictor(
-        target, unit, fitted.core, smooth, share, widths, growth, pairs, totals, {}, cards, described(frame)
-    )
-    of_all = np.where(np.isnan(missed), fitted.rests, missed)  # what is in no part is of no kind of network
-    return made, given.roofline_ms * np.exp(wanted - of_all)
-
-
-def _without(fitted: core.Fitted, given: Features, frame: pd.DataFrame, wanted: Floats, gone: Mask) -> Floats:
-    """Return how much more costs leave over of each row that did not learn what is gone, than `fitted` left."""
-    return wanted - fitted.core.without(given, frame, wanted, gone) - fitted.left
-
-
-def _both(share: float, trees: Floats, smooth: Floats) -> Floats:
-    """Return what an estimate by both misses, by what each of them does."""
-    return np.where(np.isnan(smooth), trees, (1 - share) * trees + share * smooth)
+        target, unit, judged.core, judged.process, judged.share, found, widths, growth, pairs, totals, {}, cards,
+        described(frame),
+    )  # fmt: skip
+    return made, given.roofline_ms * np.exp(wanted - judged.every())
 
 
 def described(frame: pd.DataFrame) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def fit(frame: pd.DataFrame, cards: Given, unit: str = "layer", calls: Sequence[
             held_out[out] = estimate(given.rows(may), frame[may]).predict(given.rows(out), frame[out])
     ends = ends_of(held_out, frame[COLUMN].to_numpy(float), frame["algorithm"].to_numpy(dtype=object))
     learned = predictor.described(frame)
-    ranges = core.ranges_of(given)
+    ranges = core.ranges_of(given.values)
     return WorkspacePredictor(TARGET, unit, estimate(given, frame), ends, ranges, cards, learned)
 
 

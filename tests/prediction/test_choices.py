@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import zlib
 from pathlib import Path
 
@@ -194,3 +195,9 @@ def test_a_plan_is_learned_from_what_chose_it_too():
     found = choices.with_plans(frame_of(rows))
     assert [*found["algorithm"]] == ["guess", "direct", "torch", FIRST, FIRST]
     pd.testing.assert_series_equal(found["mean_ms"][3:], found["mean_ms"][[0, 2]], check_index=False)
+
+
+def test_a_choice_that_ran_a_fourier_transform_is_no_sample_of_the_plan_in_the_list():
+    kernels = [json.dumps({name: 1}) for name in ("void fft2d_r2c_32x32<float>", "sm80_xmma_fprop_implicit_gemm")]
+    rows = [dataclasses.replace(ROW, algorithm="guess", kernels=each) for each in kernels]
+    assert [*choices.with_plans(frame_of(rows))["algorithm"]] == ["guess", "guess", FIRST]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +11,7 @@ from fakes.drawn_samples import CARDS, drawn, frame_of
 
 from convscope.dataset.samples import WORK
 from convscope.dataset.splits import joined
+from convscope.errors import InputError
 from convscope.prediction.features import features
 from convscope.prediction.learners import core, costs
 from convscope.prediction.shapes.sizes import Floats
@@ -85,3 +88,19 @@ def test_agreement_within_groups_is_estimated(truth: float):
 
 def test_groups_of_one_agree_in_nothing():
     assert core.intraclass_correlation(np.array(["a", "b", "c"], dtype=object), np.array([1.0, 2.0, 3.0])) == 0.0
+
+
+def test_samples_of_one_shape_are_refused():
+    frame = pd.concat([frame_of(drawn(1))] * 3, ignore_index=True)
+    with pytest.raises(InputError, match="samples of 1 shapes are too few to hold some of them back: measure more"):
+        core.fit(features(frame, {}), frame, np.zeros(len(frame)))
+
+
+def test_rows_that_are_not_learned_have_rests_and_change_nothing():
+    frame = samples(120, 0.1)
+    given, truth, learned = features(frame, {}), wanted(frame), np.arange(len(frame)) % 4 > 0
+    found, other = (core.fit(given, frame, each, learned=learned) for each in (truth, truth + ~learned))
+    assert found.core == dataclasses.replace(other.core, folds=found.core.folds)
+    np.testing.assert_array_equal(found.rests[learned], other.rests[learned])
+    np.testing.assert_allclose(other.rests[~learned], found.rests[~learned] + 1)
+    assert np.median(np.abs(found.rests[~learned])) < 2 * np.median(np.abs(found.rests[learned]))

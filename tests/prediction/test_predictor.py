@@ -254,7 +254,7 @@ def test_intervals_can_be_of_other_ways_to_hold_back(unit: str):
 def test_too_few_samples_or_too_few_shapes_are_refused():
     with pytest.raises(InputError, match="99 samples with sizes and a measured time: at least 100 are needed"):
         predictor.fit(LEARNED.iloc[:99], "time", {})
-    with pytest.raises(InputError, match="samples of 1 shapes are too few to hold some of them back"):
+    with pytest.raises(InputError, match="intervals for another layer need samples of at least two"):
         predictor.fit(pd.concat([LEARNED.iloc[:1]] * 150, ignore_index=True), "time", {})
     with pytest.raises(InputError, match="intervals for another gpu need samples of at least two"):
         predictor.fit(LEARNED, "time", {}, "gpu")

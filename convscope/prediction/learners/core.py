@@ -42,6 +42,9 @@ HEADROOM_RIDGE = 0.02
 """Weight, as a squared difference of headrooms, of the assumption that none of it is lost."""
 
 
+Mask = npt.NDArray[np.bool_]
+
+
 @dataclass(frozen=True)
 class Core:
     """A fitted estimate.
@@ -78,11 +81,10 @@ class Core:
         """Return the part of the estimate that trees do not give: the costs, and the card's headroom."""
         return self.costs.predict(given, frame) + self.headroom(given)
 
-    def without(self, given: Features, frame: pd.DataFrame, wanted: Floats, gone: npt.NDArray[np.bool_]) -> Floats:
-        """Return `common` as it would be if the costs had not learned some of the rows."""
-        return costs.fit(given, frame, wanted, bool(self.costs.tiles), ~gone).predict(given, frame) + self.headroom(
-            given
-        )
+    def of_rows(self, given: Features, frame: pd.DataFrame, wanted: Floats, learned: Mask) -> Floats:
+        """Return `common` as it would be if the costs had learned some rows alone."""
+        found = costs.fit(given, frame, wanted, bool(self.costs.tiles), learned)
+        return found.predict(given, frame) + self.headroom(given)
 
     def headroom(self, given: Features) -> Floats:
         """Return the part of the estimate that the card's clock headroom has."""
@@ -107,48 +109,54 @@ class Fitted:
     left: Floats
 
 
-def fit(given: Features, frame: pd.DataFrame, wanted: Floats, is_linear: bool = True) -> Fitted:
+def fit(
+    given: Features, frame: pd.DataFrame, wanted: Floats, is_linear: bool = True, learned: Mask | None = None
+) -> Fitted:
     """Fit an estimate of the logarithm of a target over the roofline's time, which is `wanted` for each row.
 
     Args:
         is_linear: the leaves of trees are (`LINEAR`), and costs of plans are by their tiles, unless the target follows
             from the time of a call: for cards that were learned.
+        learned: the rows that it is fitted to; the others have rests too. None: all.
 
     Raises:
         InputError: the samples are of too few shapes to hold some of them back.
     """
+    may = np.ones(len(frame), dtype=np.bool_) if learned is None else learned
     names = tuple(given.values.columns)
-    known = booster.levels(given.values)
+    known = booster.levels(given.values[may])
     numbers = booster.matrix(given.values, known)
     cards, work = frame["gpu_name"].to_numpy(dtype=object), splits.joined(frame, WORK)
     by_tile = is_linear and given.times_ms is None
-    of_all = costs.fit(given, frame, wanted, by_tile)
+    of_all = costs.fit(given, frame, wanted, by_tile, may)
     usual = float(np.nanmean(given.headroom)) if np.isfinite(given.headroom).any() else 0.0
     headroom = _filled(given.headroom, usual)
-    share = _headroom_share(cards, work, headroom, wanted - of_all.predict(given, frame))
+    over = wanted - of_all.predict(given, frame)
+    share = _headroom_share(cards[may], work[may], headroom[may], over[may])
     number_of = _folds(frame)
-    if len(np.unique(number_of)) < 2:
-        raise InputError(f"samples of {len({*work})} shapes are too few to hold some of them back: measure more")
-    left = wanted - share * headroom - costs.crossed(given, frame, wanted, by_tile, number_of)
-    learns = [number_of != number for number in range(splits.PARTS)]
+    if len(np.unique(number_of[may])) < 2:
+        raise InputError(f"samples of {len({*work[may]})} shapes are too few to hold some of them back: measure more")
+    left = wanted - share * headroom - costs.crossed(given, frame, wanted, by_tile, number_of, may)
+    learns = [(number_of != number) & may for number in range(splits.PARTS)]
     folds = threads.parallel_map(
         lambda rows: Booster.fit(names, numbers[rows], left[rows], **(LINEAR if is_linear else {})), learns
     )
     rests = left.copy()
-    for trees, learned in zip(folds, learns, strict=True):
-        rests[~learned] -= trees.predict(numbers[~learned])
-    offsets = {name: float(np.median(rests[cards == name])) for name in sorted({*cards})}
+    for number, trees in enumerate(folds):
+        out = number_of == number
+        rests[out] -= trees.predict(numbers[out])
+    offsets = {name: float(np.median(rests[(cards == name) & may])) for name in sorted({*cards[may]})}
     if len(offsets) < 2:
         offsets = dict.fromkeys(offsets, 0.0)
     rests = rests - np.array([offsets[name] for name in cards])
-    ranges, effects = ranges_of(given), _effects(work, rests)
+    ranges, effects = ranges_of(given.values[may]), _effects(work[may], rests[may])
     made = Core(names, known, ranges, of_all, tuple(folds), share, usual, offsets, effects)
     return Fitted(made, rests, left)
 
 
-def ranges_of(given: Features) -> dict[str, tuple[float, float]]:
+def ranges_of(values: pd.DataFrame) -> dict[str, tuple[float, float]]:
     """Return the least and largest value of each feature that is a number."""
-    numbers = given.values.drop(columns=list(CATEGORIES))
+    numbers = values.drop(columns=list(CATEGORIES))
     return {str(name): (float(numbers[name].min()), float(numbers[name].max())) for name in numbers}
 
 

@@ -172,17 +172,20 @@ def _named(parts: pd.DataFrame, weights: Floats) -> dict[str, float]:
     return {str(part): value for part, value in zip(parts, weights.tolist(), strict=True) if value > 0}
 
 
-def crossed(given: Features, frame: pd.DataFrame, wanted: Floats, by_tile: bool, number_of: Places) -> Floats:
+def crossed(
+    given: Features, frame: pd.DataFrame, wanted: Floats, by_tile: bool, number_of: Places, learned: Mask | None = None
+) -> Floats:
     """Return for each row what costs say that did not learn its fold, as `Costs.predict` does.
 
     Args:
         number_of: of each row, the number of its fold.
+        learned: as for `fit`.
     """
-    numbers = np.unique(number_of)
+    numbers, may = np.unique(number_of), np.ones(len(frame), dtype=np.bool_) if learned is None else learned
 
     def without(number: int) -> Floats:
         out = number_of == number
-        return fit(given, frame, wanted, by_tile, ~out).predict(given.rows(out), frame[out])
+        return fit(given, frame, wanted, by_tile, ~out & may).predict(given.rows(out), frame[out])
 
     found = np.empty(len(frame))
     for number, values in zip(numbers, threads.parallel_map(without, numbers.tolist()), strict=True):

@@ -183,7 +183,7 @@ class Fitted:
 
 def fit(
     given: Features, frame: pd.DataFrame, wanted: Floats, cards: Mapping[str, Mapping[str, float]],
-    divisions: Sequence[tuple[Mask, Mask]] = (),
+    divisions: Sequence[tuple[Mask, Mask]] = (), learned: Mask | None = None,
 ) -> Fitted:  # fmt: skip
     """Fit a process to samples.
 
@@ -191,19 +191,22 @@ def fit(
         wanted: what it is to give for each row.
         divisions: rows that are judged, and rows that are left out with them. Of a row that is not judged, or of a
             group with too few, the rest is NaN.
+        learned: the rows that it is fitted to; the others may be judged. None: all.
     """
-    numbers = given.values.drop(columns=list(CATEGORIES))
+    may = np.ones(len(frame), dtype=np.bool_) if learned is None else learned
+    numbers = given.values.loc[may].drop(columns=list(CATEGORIES))
     center, spread = numbers.mean(), numbers.std(ddof=0)
     weight_of = {name: WEIGHTS.get(name, UNKNOWN) for name in map(str, numbers) if spread[name] > 0}
     own = (
         {name: float(center[name]) for name in weight_of},
         {name: float(spread[name]) / weight for name, weight in weight_of.items()},
     )
-    places, groups = _Places.of(given, *own), groups_of(given, frame)
+    places, groups = _Places.of(given, *own), groups_of(given, frame, may)
     rests, far = ([np.full(len(frame), unknown) for _ in divisions] for unknown in (np.nan, np.inf))
 
     def fitted(rows: Places) -> _Group:
-        chosen = rows[thinned(frame.iloc[rows], MOST)]
+        known = rows[may[rows]]
+        chosen = known[thinned(frame.iloc[known], MOST)]
         likeness = places.among(chosen)
         found = _OfOne(places, wanted, rows, chosen, _noise(places, frame, wanted, chosen), likeness)
         found.know_kernels(frame, likeness)
@@ -215,7 +218,8 @@ def fit(
         return _Group(chosen, found.weights, found.mean, by_kernel)
 
     rows_of = {str(name): np.flatnonzero(groups == name) for name in {*groups}}
-    names = sorted((name for name in rows_of if len(rows_of[name]) >= FEWEST), key=lambda name: -len(rows_of[name]))
+    names = [name for name in rows_of if may[rows_of[name]].sum() >= FEWEST]
+    names.sort(key=lambda name: -len(rows_of[name]))
     of_name = dict(zip(names, threads.parallel_map(fitted, [rows_of[name] for name in names], AT_ONCE), strict=True))
     every = {name: of_name[name] for name in sorted(names)}
     points = [point for group in every.values() for point in group.points.tolist()]
@@ -248,12 +252,12 @@ def _engines(given: Features, frame: pd.DataFrame) -> splits.Labels:
     return splits.joined(frame.assign(engine=given.values["engine"].to_numpy()), (*ARITHMETIC, "engine"))
 
 
-def groups_of(given: Features, frame: pd.DataFrame) -> splits.Labels:
-    """Return the group of each row that is learned: its arithmetic and engine, or the former where engines are few."""
+def groups_of(given: Features, frame: pd.DataFrame, learned: Mask | None = None) -> splits.Labels:
+    """Return the group of each row: its arithmetic and engine, or the former where few rows of both are learned."""
     engines = pd.Series(_engines(given, frame))
-    return np.where(engines.map(engines.value_counts()) >= ENOUGH, engines, splits.joined(frame, ARITHMETIC)).astype(
-        object
-    )
+    counts = (engines if learned is None else engines[learned]).value_counts()
+    has_enough = engines.isin(counts.index[counts >= ENOUGH])
+    return np.where(has_enough, engines, splits.joined(frame, ARITHMETIC)).astype(object)
 
 
 class _OfOne:
@@ -298,16 +302,15 @@ class _OfOne:
 
     def leave_out(self, judged: Mask, out: Mask, rests: Floats) -> None:
         """Write what the process misses of judged rows if it is fitted without those that are left out."""
-        gone = np.flatnonzero(out[self._points])
-        if not len(gone):
+        gone, others = np.flatnonzero(out[self._points]), np.setdiff1d(self._rows, self._points)
+        others = others[judged[others]]
+        if not len(gone) and not len(others):
             return
         alone = np.linalg.solve(self._inverse[np.ix_(gone, gone)], self.weights[gone])
         found, points = np.full(len(rests), np.nan), self._points[gone]
         found[points] = alone
         if self.by_kernel is not None:
             found[points] += self.share * (self._wanted[points] - self.by_kernel.without(gone) - alone)
-        others = np.setdiff1d(self._rows, self._points)
-        others = others[judged[others]]
         if len(others):
             left = np.setdiff1d(np.arange(len(self._points)), gone)
             weights = self.weights[left] - self._inverse[np.ix_(left, gone)] @ alone

@@ -1,0 +1,129 @@
+"""What PyTorch's search takes: the least of what its plans take, as far as that is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes.drawn_samples import drawn, frame_of
+
+from convscope.dataset import choices
+from convscope.dataset.samples import SampleRow
+from convscope.prediction import document, predictor
+from convscope.prediction.learners import search
+from convscope.prediction.predictor import Predictor
+
+FACTORS = {"1": 4.0, "2": 1.0, "3": 2.0, "4": 8.0}
+"""What a call takes by each plan, over the time of the shape."""
+
+
+def of_search(count: int, seed: int = 0, **changes: object) -> list[SampleRow]:
+    """Return shapes by four plans, and by a search among two of them that no size of a shape explains."""
+    found = []
+    for row in drawn(count, noise=0.01, seed=seed):
+        size = repr((row.in_channels, row.out_channels, row.in_height_px, row.batch_size))
+        listed = ("1;4", "3;1", "2;4")[zlib.crc32(size.encode()) % 3]
+        row = dataclasses.replace(row, **{"cudnn": "9.19.0", "ranked_plans": listed, "math": "tf32", **changes})
+        took = {f"plan:{name}": factor for name, factor in FACTORS.items()}
+        took[choices.SEARCH] = min(took[f"plan:{name}"] for name in listed.split(";"))
+        found += [dataclasses.replace(row, algorithm=name, mean_ms=each * row.mean_ms) for name, each in took.items()]
+    return found
+
+
+def searched(rows: list[SampleRow]) -> pd.DataFrame:
+    return frame_of(row for row in rows if row.algorithm == choices.SEARCH)
+
+
+def missed(made: Predictor, frame: pd.DataFrame) -> float:
+    return float(np.abs(made.predict(frame).middle / frame["mean_ms"] - 1).mean())
+
+
+@pytest.fixture(scope="module")
+def made() -> Predictor:
+    return predictor.fit(frame_of(of_search(200)), "time", {})
+
+
+ASKED = searched(of_search(40, seed=5))
+
+
+def test_a_search_takes_what_the_fastest_of_its_plans_takes(made: Predictor):
+    assert missed(made, ASKED) < 0.15
+    assert min(made.search.shares.values()) >= 0.9
+
+
+@pytest.mark.parametrize("changes", [{"ranked_plans": None}, {"cudnn": "9.24.0"}], ids=str)
+def test_where_its_plans_are_not_known_it_is_predicted_from_other_searches(made: Predictor, changes: dict[str, object]):
+    assert missed(made, ASKED.assign(**changes)) > 0.3
+
+
+def test_intervals_are_of_the_estimate_by_both(made: Predictor):
+    found = made.predict(ASKED)
+    assert (found.high / found.low).mean() < 1.6
+    assert ((found.low <= ASKED["mean_ms"]) & (ASKED["mean_ms"] <= found.high)).mean() > 0.8
+
+
+def test_it_stays_in_a_document(made: Predictor, tmp_path: Path):
+    document.write(tmp_path / "predictor.json", made, ASKED)
+    again = document.read(tmp_path / "predictor.json")
+    assert isinstance(again, Predictor)
+    assert again.search == made.search
+    np.testing.assert_array_equal(again.predict(ASKED).middle, made.predict(ASKED).middle)
+
+
+def test_what_is_learned_is_said_of_the_samples_that_were_given(made: Predictor):
+    assert made.learned["samples"] == len(of_search(200))
+    assert [*made.core.levels["algorithm"]] == [*sorted({f"plan:{name}" for name in FACTORS}), choices.SEARCH]
+
+
+ROW = of_search(1)[-1]
+ENGINES = [f"plan:{name}" for name in (*FACTORS, "67")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ["plan:1", "plan:4"]),
+        ({"dtype": "float16", "layout": "nhwc"}, ["plan:1", "plan:4"]),
+        ({"ranked_plans": "67:k2=1;9;4"}, ["plan:67:k2=1", "plan:4"]),
+        ({"ranked_plans": ";".join(["9"] * 9 + ["1", "4"])}, ["plan:1"]),
+        ({"ranked_plans": None}, []),
+        ({"algorithm": "torch"}, []),
+        ({"math": "fp32"}, []),
+        ({"kernel_size": "1x1", "stride": "1x1", "padding": "0x0", "groups": 1}, []),
+        ({"in_channels": 8, "out_channels": 8, "groups": 8}, []),
+    ],
+    ids=str,
+)
+def test_the_plans_that_a_search_tries_are_the_first_ten(changes: dict[str, object], expected: list[str]):
+    row = dataclasses.replace(ROW, **{"ranked_plans": "1;4", **changes})
+    tried, of = choices.searched(frame_of([dataclasses.replace(ROW, algorithm="direct"), row]), ENGINES)
+    assert [*tried["algorithm"]] == expected
+    assert of.tolist() == [1] * len(expected)
+
+
+def test_no_plans_are_known_without_the_column():
+    tried, of = choices.searched(frame_of([ROW]).drop(columns="ranked_plans"), ENGINES)
+    assert (len(tried), len(of)) == (0, 0)
+
+
+def test_the_least_of_each_row_is_found_and_unknown_with_one_that_is():
+    of = np.array([2, 0, 2, 0, 3])
+    found = search.least(np.array([3.0, 1.0, 2.0, np.nan, 5.0]), of, 5)
+    np.testing.assert_array_equal(found, [np.nan, np.nan, 2.0, 5.0, np.nan])
+
+
+def test_what_misses_less_counts_more():
+    draw, frame = np.random.default_rng(0), frame_of([ROW] * 400)
+    rough, fine = draw.normal(0, 0.3, 400), draw.normal(0.1, 0.02, 400)
+    found = search.fit(rough, fine, frame)
+    (share,), (usual,) = found.shares.values(), found.usual.values()
+    assert share >= 0.9
+    assert usual == pytest.approx(0.1, abs=0.01)
+    own, least = np.zeros(400), np.where(np.arange(400) == 0, np.nan, 1.0)
+    both = found.both(own, least, frame)
+    np.testing.assert_allclose(both, [0.0, *[share * (1 + usual)] * 399])
+    assert search.fit(rough[:40], fine[:40], frame[:40]) == search.Search()
