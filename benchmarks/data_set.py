@@ -131,11 +131,12 @@ def as_asked(ran: pd.DataFrame) -> pd.DataFrame:
     the plan is not known: whether they ran cuBLASLt's engine, where any plan that was measured has their kernels. What
     no plan does (`choices.UNFOLDED`): whether they unfold the image.
     """
-    rows = ran[ran["algorithm"].isin(choices.CHOOSERS) & ran["kernels"].notna()]
+    rows = ran[ran["algorithm"].isin({*choices.CHOOSERS} - {choices.SEARCH}) & ran["kernels"].notna()]
     own = ran.drop_duplicates([*KEY, "algorithm"]).set_index([*KEY, "algorithm"])["kernels"]
     plan = pd.Series(choices.chosen(rows), rows.index)
     kernels = own.reindex(pd.MultiIndex.from_frame(rows[KEY].assign(algorithm=plan))).to_numpy(dtype=object)
-    is_unknown, is_unfolded, plans = plan == "", plan == choices.UNFOLDED, rows["ran_algorithm"].fillna("")
+    is_unknown = (plan == "") & ~rows["algorithm"].isin(choices.AMONG)
+    is_unfolded, plans = plan == choices.UNFOLDED, rows["ran_algorithm"].fillna("")
     runs_fft = plans.eq("fft") | plans.str.startswith(choices.PLAN + FFT)
     is_other = runs_fft & ~plan.str.startswith(choices.PLAN + FFT)
     is_measured = np.where(is_unknown, plans.str.startswith(choices.PLAN), pd.notna(kernels) | is_other | is_unfolded)

@@ -6,8 +6,9 @@ list). Where they are not known, what chooses stays an algorithm of its own, whi
 - cuDNN's own choice and its `implicit precomp gemm` run the first of them; so does PyTorch's, but for depthwise layers.
 - `implicit gemm` runs the first of engines 0 and 28; where neither is in the list, engine 28 without knobs, or engine 0
   for dilated convolutions in 16 bits, which 28 does not compute.
-- PyTorch's search (`torch benchmark`) runs the fastest of the first ten, but for depthwise layers.
 - `gemm` runs engine 0 where it is in the list, else a matrix product of the unfolded image, which no plan does.
+- PyTorch's search (`torch benchmark`) runs the fastest of the first ten, unless it takes what is not in the list: for
+  1×1 layers that cuBLASLt may compute, depthwise ones, and by FMA, where Fourier transforms are among the fastest.
 
 The kernels that ran say so (docs/prediction.md).
 """
@@ -30,13 +31,18 @@ SEARCH, TRIED = "torch benchmark", 10
 """PyTorch's search, and the plans that it tries at most (`torch.backends.cudnn.benchmark_limit`)."""
 AMONG = {"implicit gemm": ("0", "28"), "gemm": ("0",)}
 """Engines that an algorithm runs the first one of."""
-UNFOLDED = "gemm (unfolded)"
-"""Name of what is learned and predicted, but can be asked for as `gemm` alone."""
+UNFOLDED, SEARCHED = "gemm (unfolded)", "torch benchmark (of plans)"
+"""Names of what is no plan either, but known better than by the name of the algorithm."""
+CHOOSERS = (*OF_CUDNN, OF_PYTORCH, *AMONG, SEARCH)
 FFT = "fft"
 """In the names of kernels that no plan in the list has: a Fourier transform's."""
-CHOOSERS = (*OF_CUDNN, OF_PYTORCH, *AMONG)
 PLAN = "plan:"
 COLUMN = "ranked_plans"
+
+
+def can_be_asked_for(names: Iterable[str]) -> list[str]:
+    """Return names of algorithms without those that are only learned."""
+    return [name for name in names if name not in (UNFOLDED, SEARCHED)]
 
 
 def resolved(frame: pd.DataFrame, versions: Iterable[str] | None = None) -> pd.DataFrame:
@@ -47,11 +53,11 @@ def resolved(frame: pd.DataFrame, versions: Iterable[str] | None = None) -> pd.D
     """
     if COLUMN not in frame:
         return frame
+    plans = chosen(frame)
     if versions is not None:
         known = {ranked_plans.series(each) for each in versions if each}
         is_known = frame["cudnn"].map(lambda version: ranked_plans.series(version) in known).to_numpy(dtype=np.bool_)
-        frame = frame.assign(**{COLUMN: frame[COLUMN].where(is_known)})
-    plans = chosen(frame)
+        plans = np.where(is_known, plans, "")
     return frame.assign(algorithm=np.where(plans == "", frame["algorithm"], plans))
 
 
@@ -69,19 +75,14 @@ def with_plans(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def searched(frame: pd.DataFrame, engines: Iterable[str]) -> tuple[pd.DataFrame, npt.NDArray[np.intp]]:
-    """Return the plans that PyTorch's search tries for its rows, as rows of their own, and the row that each is for.
-
-    Of convolutions for which it may take what is not in the list there are none: those that cuBLASLt may compute,
-    depthwise ones, and those by FMA, where Fourier transforms are among the fastest.
+    """Return the plans that searches (`SEARCHED`) try as rows of their own, and the number of the row that each is for.
 
     Args:
         engines: of plans, "plan:67"; others are left out.
     """
-    if COLUMN not in frame:
+    rows, known = np.flatnonzero(frame["algorithm"] == SEARCHED), {*engines}
+    if not len(rows):
         return frame.iloc[:0], np.zeros(0, dtype=np.intp)
-    by_matrix_unit = (frame["dtype"] != "float32") | (frame["math"] != "fp32")
-    may = (frame["algorithm"] == SEARCH) & by_matrix_unit & ~_may_be_of_cublaslt(frame) & ~depthwise(frame)
-    rows, known = np.flatnonzero(may & frame[COLUMN].notna()), {*engines}
     lists = [text.split(ranked_plans.SEPARATOR)[:TRIED] for text in frame[COLUMN].iloc[rows]]
     pairs = [(row, PLAN + plan) for row, plans in zip(rows, lists, strict=True) for plan in plans]
     pairs = [(row, name) for row, name in pairs if ":".join(name.split(":")[:2]) in known]
@@ -95,30 +96,33 @@ def depthwise(frame: pd.DataFrame) -> pd.Series[bool]:
 
 
 def chosen(frame: pd.DataFrame) -> npt.NDArray[np.object_]:
-    """Return the plan that each row's choice runs, "" where it is none, or not known."""
-    is_first = ~_may_be_of_cublaslt(frame) & ~((frame["algorithm"] == OF_PYTORCH) & depthwise(frame))
-    last = pd.Series(PLAN + "28", frame.index).mask(
-        (frame["dtype"] != "float32") & (frame["dilation"] != "1x1"), PLAN + "0"
-    )
-    last = last.where(frame["algorithm"] != "gemm", UNFOLDED)
-    asked = pd.MultiIndex.from_arrays([frame["algorithm"], frame[COLUMN].fillna(""), is_first, last])
+    """Return what each row's choice runs: a plan, `UNFOLDED` or `SEARCHED`; "" for no choice, or an unknown one."""
+    if frame.empty:
+        return np.zeros(0, dtype=object)
+    algorithm, of_cublaslt, is_depthwise = frame["algorithm"], _may_be_of_cublaslt(frame), depthwise(frame)
+    by_fma = (frame["dtype"] == "float32") & (frame["math"] == "fp32")
+    in_list = ~of_cublaslt & ~(is_depthwise & algorithm.isin([OF_PYTORCH, SEARCH])) & ~(by_fma & (algorithm == SEARCH))
+    dilated_in_16_bits = (frame["dtype"] != "float32") & (frame["dilation"] != "1x1")
+    asked = pd.MultiIndex.from_arrays([algorithm, frame[COLUMN].fillna(""), in_list, dilated_in_16_bits])
     numbers, cases = pd.factorize(asked)
     return np.array([_chosen(*case) for case in cases], dtype=object)[numbers]
 
 
-def _chosen(algorithm: str, ranked: str, is_first: bool, last: str) -> str:
-    """Return what an algorithm runs of the plans of a shape, "" where that is not known.
+def _chosen(algorithm: str, ranked: str, in_list: bool, dilated_in_16_bits: bool) -> str:
+    """Return what an algorithm runs of the plans of a shape, as `chosen` does.
 
     Args:
-        is_first: no plan that is not in the list may come before.
-        last: what runs where the list has none of the algorithm's engines.
+        in_list: nothing that is not in the list may be the first, or the fastest.
     """
     plans = ranked.split(ranked_plans.SEPARATOR)
     if not ranked or algorithm not in CHOOSERS:
         return ""
     if algorithm in AMONG:
+        last = UNFOLDED if algorithm == "gemm" else PLAN + ("0" if dilated_in_16_bits else "28")
         return next((PLAN + plan for plan in plans if plan.split(":")[0] in AMONG[algorithm]), last)
-    return PLAN + plans[0] if is_first else ""
+    if not in_list:
+        return ""
+    return SEARCHED if algorithm == SEARCH else PLAN + plans[0]
 
 
 def _may_be_of_cublaslt(frame: pd.DataFrame) -> pd.Series[bool]:

@@ -84,8 +84,8 @@ COLUMNS = (
     Column("ran_provider", "", "library that computed it"),
     Column("kernels", "", "kernels that ran: a JSON object of their counts by name, or names with `;` between"),
     Column("ranked_plans", "",
-           "plans of the shape in the order of cuDNN's heuristic A, `38:k2=8,k13=1;0`: asked, not measured; empty "
-           "where unknown",
+           "plans that compute what is asked for, in the order of cuDNN's heuristic A, `38:k2=8,k13=1;0`: asked, not "
+           "measured; empty where unknown",
            pattern=f"{PLAN}(;{PLAN})*"),
     Column("cudnn", "", "version of cuDNN"),
     Column("driver", "", "version of the driver"),

@@ -102,7 +102,7 @@ def rows(path: Path, form: Table, numbered: bool = True) -> list[dict[str, str]]
 
 
 def columns(path: Path, form: Table, numbered: bool = True) -> pa.Table:
-    """Read a table by columns; those that a file of an earlier version lacks are empty, those it alone has left out.
+    """Read a table by columns; those that an earlier version lacks are empty, those that this one dropped left out.
 
     Raises:
         InputError: the file cannot be read, or has other columns.
@@ -129,8 +129,8 @@ def objects(found: pa.Table, form: Table) -> list[Any]:
     """Return the rows of a table as objects of its row type, an empty text as None."""
     import pyarrow as pa
 
-    columns_ = (found.column(name) for name in form.columns)
-    cells = [_shared(each) if pa.types.is_string(each.type) else each.to_pylist() for each in columns_]
+    each_column = (found.column(name) for name in form.columns)
+    cells = [_shared(each) if pa.types.is_string(each.type) else each.to_pylist() for each in each_column]
     return [form.row_type(*row) for row in zip(*cells, strict=True)]
 
 

@@ -2,7 +2,7 @@
 
 cuDNN's own choice and several algorithms by name run one of them (`choices`), so that times of that plan are theirs
 too. Two engines are offered only to a card that is there, so they are not in the list: the one that calls cuBLASLt,
-first for 1×1 layers by the matrix unit; and the one of Fourier transforms, first for a few layers in fp32.
+first for most 1×1 layers by the matrix unit; and the one of Fourier transforms, first for a few layers in fp32.
 
 Numbers of engines belong to a version of cuDNN. Those of 9.19.1 named the kernels that 9.19.0 ran
 (docs/prediction.md): the third number of a version is not looked at.
@@ -72,7 +72,7 @@ def filled(rows: Iterable[SampleRow]) -> list[SampleRow]:
 
 
 def _of_row(row: SampleRow) -> str | None:
-    """Return the plans of a sample's shape; None where cuDNN has none."""
+    """Return the plans of a sample's shape; None where it lacks a size, or cuDNN has none."""
     if row.in_height_px is None or row.in_width_px is None or row.groups is None:
         return None
     options = (row.padding, row.stride, row.dilation)

@@ -225,7 +225,7 @@ def _short(value: float) -> str:
 def _names(made: Predictor | WorkspacePredictor) -> Sequence[str]:
     """Return the algorithms that were learned and can be asked for."""
     learned = (made.estimate if isinstance(made, WorkspacePredictor) else made.core).levels["algorithm"]
-    return [name for name in learned if name != choices.UNFOLDED]
+    return choices.can_be_asked_for(learned)
 
 
 def _asked(made: Predictor | WorkspacePredictor, options: argparse.Namespace) -> pd.DataFrame:

@@ -34,7 +34,7 @@ FORM, VERSION = "convscope predictor", 15
 """No other version is read: trees of another have learned other features."""
 ADVICE = "convscope predict fit writes one"
 TESTED = 5
-"""Samples whose prediction a document has."""
+"""Samples whose prediction a document has, besides one of a search whose plans are known."""
 
 
 def write(path: Path, predictor: Predictor | WorkspacePredictor, examples: pd.DataFrame) -> None:
@@ -44,7 +44,11 @@ def write(path: Path, predictor: Predictor | WorkspacePredictor, examples: pd.Da
         InputError: the file cannot be written.
     """
     columns = ["gpu_name", *WORK, *(name for name in ("cudnn", choices.COLUMN) if name in examples)]
-    tested = json.loads(examples[columns].head(TESTED).to_json(orient="records"))
+    some = [
+        *range(min(TESTED, len(examples))),
+        *np.flatnonzero(choices.resolved(examples)["algorithm"] == choices.SEARCHED)[:1],
+    ]
+    tested = json.loads(examples.iloc[sorted({*some})][columns].to_json(orient="records"))
     fields = _of_workspaces(predictor) if isinstance(predictor, WorkspacePredictor) else _of_times(predictor)
     expected = predictor.predict(pd.DataFrame(tested)).middle.tolist()
     document = {"form": FORM, "version": VERSION, **fields, "tested": tested, "expected": expected}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -15,11 +14,7 @@ from convscope.dataset.calls import AT_ANY_BATCH, MODEL_AT_SIZE, CallRow
 from convscope.dataset.samples import ARITHMETIC, WORK
 from convscope.errors import InputError
 from convscope.prediction import intervals
-from convscope.prediction.features import Features
-from convscope.prediction.learners import core, process, search, threads
-from convscope.prediction.learners.core import Core
-from convscope.prediction.learners.process import Mask, Places, Process
-from convscope.prediction.learners.search import Search
+from convscope.prediction.learners.process import Mask, Places
 from convscope.prediction.shapes.sizes import Floats
 
 FEWEST = 100
@@ -151,122 +146,6 @@ def is_asked(frame: pd.DataFrame, unit: str) -> Mask:
     """
     found = splits.labels(frame, unit)
     return np.isin(found.astype(str), splits.in_turn(sorted({*found} - {splits.NO_FAMILY}), unit))
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A fitted estimate, and what it misses of rows that are held out: the measured logarithm less the estimated one.
-
-    Attributes:
-        rests: of each row, by what had not learned its shape.
-        process, share: as in `Predictor`.
-        missed: of each row with its part; NaN for a row of none.
-        far: the distance of each from what is left, in the process.
-        missed_models, far_models: the same by model.
-    """
-
-    core: Core
-    rests: Floats
-    process: Process | None
-    share: float
-    missed: Floats
-    far: Floats
-    missed_models: Sequence[Floats]
-    far_models: Sequence[Floats]
-
-    def every(self) -> Floats:
-        """Return what is missed of each row; what is in no part is of no kind of network."""
-        return np.where(np.isnan(self.missed), self.rests, self.missed)
-
-    def with_search(self, frame: pd.DataFrame, of: Places) -> tuple[Judged, Search]:
-        """Return it for the leading rows (`frame`), those of searches with what the other rows say of them.
-
-        Args:
-            of: of each other row, the number of that which tried it.
-        """
-        count, asked = len(frame), np.unique(of)
-
-        def least(missed: Floats) -> Floats:
-            return -search.least(-missed[count:], of, count)
-
-        found = search.fit(self.missed[asked], least(self.missed)[asked], frame.iloc[asked])
-
-        def both(missed: Floats) -> Floats:
-            return -found.both(-missed[:count], -least(missed), frame)
-
-        cut = dataclasses.replace(
-            self, rests=self.rests[:count], missed=both(self.missed), far=self.far[:count],
-            missed_models=[both(each) for each in self.missed_models],
-            far_models=[each[:count] for each in self.far_models],
-        )  # fmt: skip
-        return cut, found
-
-
-def judged(
-    given: Features, frame: pd.DataFrame, wanted: Floats, cards: Mapping[str, Mapping[str, float]], unit: str,
-    parts: Divisions, models: Divisions, of: Places,
-) -> tuple[Judged, Search]:  # fmt: skip
-    """Fit an estimate to all rows but the last ones, which searches tried, and judge it by what is held out.
-
-    Args:
-        of: of each of the last rows, the number of the row that tried it.
-        parts, models: of the rows before them.
-    """
-    count, is_linear, is_one = len(frame) - len(of), unit != "gpu", models is parts
-    learned, own = np.arange(len(frame)) < count, frame.iloc[:count]
-    fitted = core.fit(given, frame, wanted, is_linear, learned)
-    parts = [each.with_more(of) for each in parts]
-    models = parts if is_one else [each.with_more(of) for each in models]
-    by_trees = partial(_missed_by_trees, given, frame, wanted, learned, is_linear)
-    missed_parts = [fitted.rests] * len(parts) if unit == "layer" else by_trees(parts)
-    missed_models = missed_parts if is_one else by_trees(models)
-    missed, far = together(parts, missed_parts), np.zeros(len(frame))
-    if not is_linear:
-        return Judged(
-            fitted.core, fitted.rests, None, 0.0, missed, far, missed_models, [far] * len(models)
-        ).with_search(own, of)
-    divided = [*parts, *(() if is_one else models)]
-    found = process.fit(given, frame, fitted.left, cards, [(each.out, each.gone) for each in divided], learned)
-
-    def over(division: Division) -> Floats:
-        """Return how much more costs leave over that did not learn what is held out than those that are learned."""
-        return wanted - fitted.core.of_rows(given, frame, wanted, learned & ~division.gone) - fitted.left
-
-    of_shapes = len(parts) if unit == "layer" else 0  # costs of the folds did not learn a row's shape either
-    by_process = [*found.rests[:of_shapes], *(
-        rests + over(each) for rests, each in zip(found.rests[of_shapes:], divided[of_shapes:], strict=True)
-    )]  # fmt: skip
-    near, last = together(parts, by_process[: len(parts)]), len(divided) - len(models)
-    share = process.share(missed[learned], near[learned])
-    return Judged(
-        fitted.core, fitted.rests, found.process, share, both(share, missed, near),
-        together(parts, found.far[: len(parts)], np.inf),
-        [both(share, *each) for each in zip(missed_models, by_process[last:], strict=True)], found.far[last:],
-    ).with_search(own, of)  # fmt: skip
-
-
-def both(share: float, trees: Floats, smooth: Floats) -> Floats:
-    """Return what an estimate by both says, or misses, by what each of them does."""
-    return np.where(np.isnan(smooth), trees, (1 - share) * trees + share * smooth)
-
-
-def _missed_by_trees(
-    given: Features, frame: pd.DataFrame, wanted: Floats, learned: Mask, is_linear: bool, divisions: Divisions
-) -> list[Floats]:
-    """Return for each division what trees miss that were fitted without it, by row; NaN for a row not in it.
-
-    Args:
-        learned: rows that any trees are fitted to.
-    """
-
-    def missed(each: Division) -> Floats:
-        left = ~each.gone & learned
-        made = core.fit(given.rows(left), frame[left], wanted[left], is_linear).core
-        rests = np.full(len(frame), np.nan)
-        rests[each.out] = wanted[each.out] - made.predict(given.rows(each.out), frame[each.out])
-        return rests
-
-    return threads.parallel_map(missed, divisions)
 
 
 def together(divisions: Divisions, values: Iterable[Floats], unknown: float = np.nan) -> Floats:

@@ -1,7 +1,8 @@
 """Predictor of one target: fitted, asked, and corrected for a card.
 
 Its estimate is a mean of two, which have the costs of calls in common: trees (`core`), which are better far from what
-was learned, and a Gaussian process (`process`), which is better near it. The share of the process is the one that
+was learned, and a Gaussian process (`process`), which is better near it. Of PyTorch's search the estimates of the plans
+that it tries say more (`search`). The share of the process is the one that
 misses least of what is held out for the intervals. A card that was not learned is far from all that was: a predictor
 for such (`unit` "gpu") has trees alone.
 
@@ -32,7 +33,7 @@ from convscope.prediction.calibration import Correction
 from convscope.prediction.features import CARD, Features, engine, features, outside
 from convscope.prediction.held_out import FEWEST
 from convscope.prediction.intervals import Growth
-from convscope.prediction.learners import search
+from convscope.prediction.learners import judged, search
 from convscope.prediction.learners.core import Core
 from convscope.prediction.learners.process import Mask, Process
 from convscope.prediction.learners.search import Search
@@ -162,7 +163,7 @@ class Predictor:
         if self.process is None:
             return by_trees
         smooth = self.process.predict(given, frame) + self.core.common(given, frame)
-        return held_out.both(self.share, by_trees, smooth)
+        return judged.both(self.share, by_trees, smooth)
 
     def _far(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return how far each row is from what was learned; 0 for a new card, far from which all is alike."""
@@ -303,25 +304,24 @@ def _fitted(
     tried, of = choices.searched(frame, () if is_new_card or target != TIME else {*given.values["engine"]})
     every = pd.concat([frame, tried], ignore_index=True) if len(tried) else frame
     of_every = features(every, cards) if len(tried) else given
-    judged, found = held_out.judged(
-        of_every, every, np.concatenate([wanted, wanted[of]]), cards, unit, parts, models, of
-    )
+    truth = np.concatenate([wanted, wanted[of]])
+    known, tries = judged.judged(of_every, every, truth, cards, unit, parts, models, of)
     # Of a row that is held out others of its shape are learned: its distance says nothing of another layer's.
     asked = held_out.is_asked(frame, unit)
-    growth = Growth() if unit == "rows" else intervals.growth(judged.missed[asked], judged.far[asked])
-    names, scale = frame["algorithm"].to_numpy(dtype=object), growth.at(judged.far)
+    growth = Growth() if unit == "rows" else intervals.growth(known.missed[asked], known.far[asked])
+    names, scale = frame["algorithm"].to_numpy(dtype=object), growth.at(known.far)
     # Work beyond either end of the learned sizes may be asked for, and errors at one end are larger.
     ends = splits.labels(frame, unit)[asked] if unit == "size" else np.full(int(asked.sum()), unit)
-    widths = intervals.widest((judged.missed / scale)[asked], names[asked], ends)
-    pairs = _pairs(frame[asked], judged.missed[asked], scale[asked])
+    widths = intervals.widest((known.missed / scale)[asked], names[asked], ends)
+    pairs = _pairs(frame[asked], known.missed[asked], scale[asked])
     half = intervals.of_rows(widths, list(names), ADDED_LEVEL)
-    halves = [half * growth.at(each) for each in judged.far_models]
-    totals = held_out.totals(frame, TARGETS[target][0], models, judged.missed_models, halves)
+    halves = [half * growth.at(each) for each in known.far_models]
+    totals = held_out.totals(frame, TARGETS[target][0], models, known.missed_models, halves)
     made = Predictor(
-        target, unit, judged.core, judged.process, judged.share, found, widths, growth, pairs, totals, {}, cards,
+        target, unit, known.core, known.process, known.share, tries, widths, growth, pairs, totals, {}, cards,
         described(frame),
     )  # fmt: skip
-    return made, given.roofline_ms * np.exp(wanted - judged.every())
+    return made, given.roofline_ms * np.exp(wanted - known.every())
 
 
 def described(frame: pd.DataFrame) -> dict[str, Any]:

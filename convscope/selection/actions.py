@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from convscope.cli.display import or_dash, several, table
 from convscope.cli.options import apart_from_inputs, at_least, parse_bytes
 from convscope.cli.parser import one_line
-from convscope.dataset import calls, samples
+from convscope.dataset import calls, choices, samples
 from convscope.errors import InputError
 from convscope.prediction import cards
 from convscope.selection import selector, stack
@@ -93,7 +93,7 @@ def _predictors(options: argparse.Namespace) -> list[Predictor]:
         if made.target in found:
             raise InputError(f"{path}: another predictor of {made.target}: give one of each target")
         if not any(map(is_pinnable, made.core.levels["algorithm"])):
-            known = ", ".join(made.core.levels["algorithm"])
+            known = ", ".join(choices.can_be_asked_for(made.core.levels["algorithm"]))
             raise InputError(f"{path} knows {known} alone, which is nothing that a layer can be given")
         found[made.target] = dataclasses.replace(made, cards={**made.cards, **given})
     return [*found.values()]

@@ -37,7 +37,7 @@ def test_the_table_is_the_same_in_whatever_order_files_come(tmp_path: Path):
     assert merging.merged([one, two]) == merging.merged([two, one])
 
 
-def test_a_row_whose_first_plan_only_one_file_says_is_the_same_row(tmp_path: Path):
+def test_a_row_whose_plans_only_one_file_says_is_the_same_row(tmp_path: Path):
     said = dataclasses.replace(ROW, ranked_plans="7")
     one, two = written(tmp_path / "a.csv", ROW), written(tmp_path / "b.csv", said)
     assert merging.merged([one, two]) == merging.merged([two, one]) == ([merging.published(said)], 1)

@@ -30,7 +30,7 @@ from convscope.errors import InputError
 from convscope.prediction.features import CATEGORIES, Features
 from convscope.prediction.learners import booster, costs, threads
 from convscope.prediction.learners.booster import Booster
-from convscope.prediction.learners.costs import Costs
+from convscope.prediction.learners.costs import Costs, Mask
 from convscope.prediction.shapes.sizes import Floats
 
 LINEAR: Mapping[str, Any] = {
@@ -40,9 +40,6 @@ LINEAR: Mapping[str, Any] = {
 of another card."""
 HEADROOM_RIDGE = 0.02
 """Weight, as a squared difference of headrooms, of the assumption that none of it is lost."""
-
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class Core:
 
 @dataclass(frozen=True)
 class Fitted:
-    """An estimate, and what is left over of each row that it learned.
+    """An estimate, and what is left over of each row.
 
     Attributes:
         rests: by costs and trees that had not learned the row's shape.
@@ -129,7 +126,8 @@ def fit(
     cards, work = frame["gpu_name"].to_numpy(dtype=object), splits.joined(frame, WORK)
     by_tile = is_linear and given.times_ms is None
     of_all = costs.fit(given, frame, wanted, by_tile, may)
-    usual = float(np.nanmean(given.headroom)) if np.isfinite(given.headroom).any() else 0.0
+    known_headroom = given.headroom[may]
+    usual = float(np.nanmean(known_headroom)) if np.isfinite(known_headroom).any() else 0.0
     headroom = _filled(given.headroom, usual)
     over = wanted - of_all.predict(given, frame)
     share = _headroom_share(cards[may], work[may], headroom[may], over[may])
@@ -141,15 +139,15 @@ def fit(
     folds = threads.parallel_map(
         lambda rows: Booster.fit(names, numbers[rows], left[rows], **(LINEAR if is_linear else {})), learns
     )
-    rests = left.copy()
+    rests, ranges = left.copy(), ranges_of(given.values[may])
     for number, trees in enumerate(folds):
         out = number_of == number
-        rests[out] -= trees.predict(numbers[out])
+        rests[out] -= trees.predict(_within(numbers[out], names, ranges))
     offsets = {name: float(np.median(rests[(cards == name) & may])) for name in sorted({*cards[may]})}
     if len(offsets) < 2:
         offsets = dict.fromkeys(offsets, 0.0)
-    rests = rests - np.array([offsets[name] for name in cards])
-    ranges, effects = ranges_of(given.values[may]), _effects(work[may], rests[may])
+    rests = rests - np.array([offsets.get(name, 0.0) for name in cards])
+    effects = _effects(work[may], rests[may])
     made = Core(names, known, ranges, of_all, tuple(folds), share, usual, offsets, effects)
     return Fitted(made, rests, left)
 

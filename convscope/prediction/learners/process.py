@@ -253,7 +253,11 @@ def _engines(given: Features, frame: pd.DataFrame) -> splits.Labels:
 
 
 def groups_of(given: Features, frame: pd.DataFrame, learned: Mask | None = None) -> splits.Labels:
-    """Return the group of each row: its arithmetic and engine, or the former where few rows of both are learned."""
+    """Return the group of each row: its arithmetic and engine, or the former where few rows of both are learned.
+
+    Args:
+        learned: rows that count; None: all.
+    """
     engines = pd.Series(_engines(given, frame))
     counts = (engines if learned is None else engines[learned]).value_counts()
     has_enough = engines.isin(counts.index[counts >= ENOUGH])
@@ -309,7 +313,7 @@ class _OfOne:
         alone = np.linalg.solve(self._inverse[np.ix_(gone, gone)], self.weights[gone])
         found, points = np.full(len(rests), np.nan), self._points[gone]
         found[points] = alone
-        if self.by_kernel is not None:
+        if self.by_kernel is not None and len(gone):
             found[points] += self.share * (self._wanted[points] - self.by_kernel.without(gone) - alone)
         if len(others):
             left = np.setdiff1d(np.arange(len(self._points)), gone)

@@ -28,7 +28,7 @@ Places = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Search:
-    """How much the least of the plans' estimates counts.
+    """Weights of the least of the plans' estimates.
 
     Attributes:
         shares: by arithmetic, beside the estimate from other calls of the search; nothing where too few are known.
