@@ -73,7 +73,8 @@ class Predictor:
         totals: of intervals of sums over a model, by level: the share of the layers' added-up half width.
         corrections: by the card's name.
         cards: facts of cards that the catalogue does not have.
-        learned: number of samples, their digest, cards and versions of cuDNN ("" for none).
+        learned: number of samples, their digest, cards and versions of cuDNN ("" for none), of corrections too; with
+            them the versions whose plans were learned (`plans_of`).
         time: of a predictor of energy, the one of time that its estimate begins with.
     """
 
@@ -123,9 +124,15 @@ class Predictor:
             odd = [_each_once(f"{one}, {_but_card(other)}") for one, other in zip(odd, timed.outside, strict=True)]
         return Prediction(middle, middle * np.exp(-half), middle * np.exp(half), odd)
 
+    @property
+    def _with_plans(self) -> Sequence[str]:
+        """The versions of cuDNN whose plans were learned: a correction's may number engines otherwise."""
+        found: Sequence[str] = self.learned.get("plans_of", self.learned.get("cudnn", ()))
+        return found
+
     def resolved(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return samples by the plan that cuDNN would choose, where its engine was learned, in place of the choice."""
-        found = choices.resolved(frame, self.learned.get("cudnn", ()))
+        found = choices.resolved(frame, self._with_plans)
         known = found["algorithm"].map(engine).isin(self.core.levels["engine"])
         return found.assign(algorithm=found["algorithm"].where(known, frame["algorithm"]))
 
@@ -221,7 +228,8 @@ class Predictor:
         predicted = bare.estimated(given, kept)
         missed = logarithms(kept, self.target, given) - predicted
         plane = calibration.coordinates(given, predicted, bare.core.effects_of(kept))
-        learned = {**self.learned, "cudnn": sorted({*self.learned.get("cudnn", ()), *_versions(measured)})}
+        versions = sorted({*self.learned.get("cudnn", ()), *_versions(measured)})
+        learned = {**self.learned, "cudnn": versions, "plans_of": self._with_plans}
         corrections = {**bare.corrections, names[0]: calibration.fit(plane, missed)}
         return dataclasses.replace(bare, corrections=corrections, learned=learned)
 

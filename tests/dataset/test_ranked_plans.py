@@ -58,7 +58,7 @@ def test_arithmetic_decides_which_plans_there_are():
 
 
 def test_both_cards_are_asked_about():
-    assert plans_of(dataclasses.replace(ROW, gpu_name=H100)) == plans_of(ROW)
+    assert plans_of(dataclasses.replace(ROW, gpu_name=H100)) == plans_of(ROW) is not None
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,9 @@ def test_a_parquet_file_of_before_a_column_is_read_with_that_column_empty(tmp_pa
     path.write_bytes(parquet.content(samples.SAMPLES, [dataclasses.replace(row, ranked_plans="7") for row in rows]))
     pq.write_table(pq.read_table(path).drop_columns(["ranked_plans"]), path)
     assert samples.rows(path) == rows
+    made = pq.read_table(path)
+    pq.write_table(made.append_column("first_plan", made.column("algorithm")), path)
+    assert samples.rows(path) == rows
     pq.write_table(pq.read_table(path).drop_columns(["algorithm"]), path)
     with pytest.raises(InputError, match="there is no column algorithm"):
         samples.rows(path)

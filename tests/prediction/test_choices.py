@@ -90,6 +90,14 @@ def test_samples_of_before_the_column_are_predicted(made: Predictor):
     assert missed(made, guessed(ASKED).drop(columns="ranked_plans")) > 0.5
 
 
+def test_a_correction_by_another_cudnn_teaches_none_of_its_plans(made: Predictor):
+    other = guessed(of_choice(100, seed=7), cudnn="9.24.0", gpu_name="Tesla P4")
+    found = made.corrected(other)
+    assert {*found.learned["cudnn"]} == {"9.19.0", "9.24.0"}
+    assert {*found.resolved(other)["algorithm"]} == {"guess"}
+    assert {*found.resolved(guessed(ASKED))["algorithm"]} == {"plan:1", "plan:2"}
+
+
 def test_intervals_are_those_of_the_plan(made: Predictor):
     found, other = made.predict(guessed(ASKED)), made.predict(guessed(ASKED, ranked_plans=None))
     assert (found.high / found.low).mean() < (other.high / other.low).mean() / 2
@@ -113,7 +121,11 @@ def test_layers_of_a_model_have_ranked_plans_of_the_cudnn_that_is_here():
 
 @pytest.mark.parametrize(
     ("gpu", "algorithm", "is_said"),
-    [("NVIDIA H200", "guess", True), ("Tesla T4", "guess", True), ("NVIDIA H200", "plan:1", False)],
+    [
+        ("NVIDIA H200", "guess", True),
+        ("Tesla T4", "guess", True),
+        ("NVIDIA H200", "plan:1", False),
+    ],
 )
 def test_it_is_said_where_the_plans_of_choices_are_not_known(
     made: Predictor, tmp_path: Path, capsys: pytest.CaptureFixture[str], gpu: str, algorithm: str, is_said: bool

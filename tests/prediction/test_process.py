@@ -148,3 +148,21 @@ def test_a_group_with_too_few_samples_has_no_process():
     assert np.isinf(fitted.far[0]).all()
     assert np.isnan(fitted.process.predict(features(frame, {}), frame)).all()
     assert np.isinf(fitted.process.far(features(frame, {}), frame)).all()
+
+
+def test_rows_that_are_not_learned_are_judged_and_change_nothing():
+    frame = samples(100)
+    is_learned = np.arange(len(frame)) % 5 > 0
+    is_learned[frame["batch_size"] == 8] = False  # no point of these shapes is left out with them
+    wanted, given = smooth(frame), features(frame, {})
+    out = np.ones(len(frame), dtype=bool)
+    out[is_learned] = False
+    learned, kept = np.flatnonzero(is_learned), frame[is_learned].reset_index(drop=True)
+    found = process.fit(given, frame, wanted, {}, [(out, out)], is_learned)
+    alone = process.fit(given.rows(learned), kept, wanted[learned], {})
+    assert found.process.points == alone.process.points
+    assert (found.process.center, found.process.spread) == (alone.process.center, alone.process.spread)
+    np.testing.assert_allclose(found.process.weights, alone.process.weights, rtol=1e-6)
+    expected = wanted[out] - alone.process.predict(given.rows(out), frame[out])
+    np.testing.assert_allclose(found.rests[0][out], expected, atol=1e-9)
+    assert np.isnan(found.rests[0][~out]).all()
