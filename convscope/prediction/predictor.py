@@ -1,10 +1,10 @@
 """Predictor of one target: fitted, asked, and corrected for a card.
 
 Its estimate is a mean of two, which have the costs of calls in common: trees (`core`), which are better far from what
-was learned, and a Gaussian process (`process`), which is better near it. Of PyTorch's search the estimates of the plans
-that it tries say more (`search`). The share of the process is the one that
-misses least of what is held out for the intervals. A card that was not learned is far from all that was: a predictor
-for such (`unit` "gpu") has trees alone.
+was learned, and a Gaussian process (`process`), which is better near it. The share of the process is, for each engine,
+the one that misses least of what is held out for the intervals. Of PyTorch's search the estimates of the plans that it
+tries say more (`search`). A card that was not learned is far from all that was: a predictor for such (`unit` "gpu") has
+trees alone.
 
 Energy follows from time: a predictor of energy has one of time, fitted to all samples that have a time, and learns what
 energy is beside the time that it predicts; a sample with an energy alone goes by others of its work. Few samples have
@@ -66,7 +66,8 @@ class Predictor:
     Attributes:
         unit: what was held out for its intervals: one of `samples.SPLITS`.
         widths: of its intervals, by algorithm; `growth` says how they grow with the distance from what was learned.
-        process: the smooth part of the estimate, beside the trees of `core`, None for none; `share` is its share.
+        process: the smooth part of the estimate, beside the trees of `core`, None for none; `shares` are its shares, by
+            engine (`judged.of_rows`).
         search: of what PyTorch's search takes, how much the least of its plans counts.
         pairs: of intervals of the ratio to PyTorch's own choice (`OWN`) for the same work, by algorithm: an error that
             both share cancels.
@@ -82,7 +83,7 @@ class Predictor:
     unit: str
     core: Core
     process: Process | None
-    share: float
+    shares: Mapping[str, float]
     search: Search
     widths: intervals.Widths
     growth: Growth
@@ -170,7 +171,8 @@ class Predictor:
         if self.process is None:
             return by_trees
         smooth = self.process.predict(given, frame) + self.core.common(given, frame)
-        return judged.both(self.share, by_trees, smooth)
+        share = judged.of_rows(self.shares, given.values["engine"].to_numpy(dtype=object))
+        return judged.both(share, by_trees, smooth)
 
     def _far(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return how far each row is from what was learned; 0 for a new card, far from which all is alike."""
@@ -326,7 +328,7 @@ def _fitted(
     halves = [half * growth.at(each) for each in known.far_models]
     totals = held_out.totals(frame, TARGETS[target][0], models, known.missed_models, halves)
     made = Predictor(
-        target, unit, known.core, known.process, known.share, tries, widths, growth, pairs, totals, {}, cards,
+        target, unit, known.core, known.process, known.shares, tries, widths, growth, pairs, totals, {}, cards,
         described(frame),
     )  # fmt: skip
     return made, given.roofline_ms * np.exp(wanted - known.every())

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
+from convscope.dataset import splits
 from convscope.prediction import held_out
 from convscope.prediction.features import Features
 from convscope.prediction.held_out import Division, Divisions
@@ -22,6 +23,9 @@ from convscope.prediction.learners.process import Mask, Places, Process
 from convscope.prediction.learners.search import Search
 from convscope.prediction.shapes.sizes import Floats
 
+EVERY, FEWEST = "", 300
+"""Name of the share of engines that have none of their own, and rows that an engine needs for one."""
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -29,7 +33,7 @@ class Judged:
 
     Attributes:
         rests: of each row, by what had not learned its shape.
-        process, share: as in `Predictor`.
+        process, shares: as in `Predictor`.
         missed: of each row with its part; NaN for a row of none.
         far: the distance of each from what is left, in the process.
         missed_models, far_models: the same by model.
@@ -38,7 +42,7 @@ class Judged:
     core: Core
     rests: Floats
     process: Process | None
-    share: float
+    shares: Mapping[str, float]
     missed: Floats
     far: Floats
     missed_models: Sequence[Floats]
@@ -94,9 +98,9 @@ def judged(
     missed_models = missed_parts if is_one else by_trees(models)
     missed, far = held_out.together(parts, missed_parts), np.zeros(len(frame))
     if not is_linear:
-        return Judged(
-            fitted.core, fitted.rests, None, 0.0, missed, far, missed_models, [far] * len(models)
-        ).with_search(own, of)
+        return Judged(fitted.core, fitted.rests, None, {}, missed, far, missed_models, [far] * len(models)).with_search(
+            own, of
+        )
     divided = [*parts, *(() if is_one else models)]
     found = process.fit(given, frame, fitted.left, cards, [(each.out, each.gone) for each in divided], learned)
 
@@ -109,15 +113,31 @@ def judged(
         rests + over(each) for rests, each in zip(found.rests[of_shapes:], divided[of_shapes:], strict=True)
     )]  # fmt: skip
     near, last = held_out.together(parts, by_process[: len(parts)]), len(divided) - len(models)
-    share = process.share(missed[learned], near[learned])
+    engines = given.values["engine"].to_numpy(dtype=object)
+    shares = _shares(engines[learned], missed[learned], near[learned])
+    share = of_rows(shares, engines)
     return Judged(
-        fitted.core, fitted.rests, found.process, share, both(share, missed, near),
+        fitted.core, fitted.rests, found.process, shares, both(share, missed, near),
         held_out.together(parts, found.far[: len(parts)], np.inf),
         [both(share, *each) for each in zip(missed_models, by_process[last:], strict=True)], found.far[last:],
     ).with_search(own, of)  # fmt: skip
 
 
-def both(share: float, trees: Floats, smooth: Floats) -> Floats:
+def _shares(engines: splits.Labels, trees: Floats, smooth: Floats) -> dict[str, float]:
+    """Return the share of the process that misses least, by what both miss: of engines with enough rows, and of all."""
+    rows_of = {name: np.flatnonzero(engines == name) for name in sorted({*engines})}
+    enough = {name: rows for name, rows in rows_of.items() if np.isfinite(smooth[rows]).sum() >= FEWEST}
+    every = {EVERY: np.arange(len(engines)), **enough}
+    return {name: process.share(trees[rows], smooth[rows]) for name, rows in every.items()}
+
+
+def of_rows(shares: Mapping[str, float], engines: splits.Labels) -> Floats:
+    """Return the share of the process in the estimate of each row."""
+    other = shares.get(EVERY, 0.0)
+    return np.array([shares.get(name, other) for name in engines], dtype=np.float64)
+
+
+def both(share: Floats, trees: Floats, smooth: Floats) -> Floats:
     """Return what an estimate by both says, or misses, by what each of them does."""
     return np.where(np.isnan(smooth), trees, (1 - share) * trees + share * smooth)
 
