@@ -129,7 +129,7 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]], time
     headroom = np.array([np.nan if each.headroom is None else each.headroom for each in of_row])
     of_call = pd.DataFrame(parts.parts_ms(shape, tiled, rates))
     return Features(
-        columns, roofline_ms, headroom, _families(frame), of_call, tiled.is_known, parts.classes(shape), times_ms
+        columns, roofline_ms, headroom, _families(frame), of_call, tiled.is_known, parts.classes(shape, tiled), times_ms
     )
 
 

@@ -10,6 +10,7 @@ from fakes import ROOT
 
 from convscope.dataset import choices
 from convscope.dataset.samples import ARITHMETIC, SHAPE, kernel_names
+from convscope.prediction.features import features
 from convscope.prediction.shapes.tiles import TILED, USUAL, Tile, tile_of
 
 COLUMNS = ("algorithm", "kernels", "status", "ranked_plans", *SHAPE, *ARITHMETIC)
@@ -27,6 +28,7 @@ NAMED = (
         ("plan:45:k2=5,k5=4,k14=4", Tile(64, 64, 64, is_known=True)),
         ("plan:45:k2=1,k5=3", Tile(128, 64, 32, is_known=True)),  # as the usual one
         ("plan:70:k2=12,k18=0", Tile(32, 32, 8, is_known=True)),
+        ("plan:46:k2=4,k5=2,k14=3", Tile(256, 64, 16, transposes=True, is_known=True)),
     ],
 )
 def test_a_plan_says_its_tile_and_its_cluster(name: str, expected: Tile):
@@ -64,3 +66,17 @@ def test_the_tiles_of_plans_are_those_in_the_names_of_the_kernels_that_ran(card:
     assert pairs["size"][agrees].sum() / pairs["size"].sum() > 0.99
     by_plan = agrees.groupby(pairs["algorithm"]).mean()
     assert by_plan[by_plan < 0.5].index.tolist() == []
+
+
+def test_groups_of_plans_that_transpose_them_in_16_bits_are_a_class_of_their_own():
+    found = {}
+    for card in ("h100", "h200"):
+        read = pd.read_parquet(ROOT / "data" / card / "samples.parquet", columns=[*COLUMNS, "gpu_name"])
+        ran = choices.with_plans(read[(read["status"] == "ok") & read["kernels"].notna()])
+        ran = ran[ran["algorithm"].str.match(r"plan:(?:45|46):") & (ran["groups"] > 1)].reset_index(drop=True)
+        ran["class"] = features(ran, {}).classes[0]
+        ran["transposes"] = ran["kernels"].str.contains("genericTranspose")
+        found[card] = ran.groupby("class")["transposes"].agg(["size", "mean"])
+    both = pd.concat(found.values())
+    assert both.loc[["transposed"], "mean"].min() > 0.5
+    assert both.drop("transposed")["mean"].max() == 0

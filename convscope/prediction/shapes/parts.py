@@ -59,6 +59,7 @@ class Tiled:
         width, filters_of_group: channels and filters of a group as they are computed: where groups are packed, both the
             power of two that is as large as the larger of them.
         is_packed: rows with groups by a plan that packs them.
+        is_transposed: rows with groups by a plan that transposes each by itself.
         is_known: rows by a plan that says its tile.
     """
 
@@ -73,6 +74,7 @@ class Tiled:
     width: Floats
     filters_of_group: Floats
     is_packed: npt.NDArray[np.bool_]
+    is_transposed: npt.NDArray[np.bool_]
     is_known: npt.NDArray[np.bool_]
 
     @classmethod
@@ -94,6 +96,7 @@ class Tiled:
             steps=np.ceil(taps * channels * together / terms),
             steps_by_tap=taps * np.ceil(channels * together / terms),
             pixels=high, filters=wide, terms=terms, width=channels, filters_of_group=filters, is_packed=packed,
+            is_transposed=np.array([tile.transposes for tile in tiles]) & (sizes.groups > 1) & (element_bytes == 2),
             is_known=np.array([tile.is_known for tile in tiles]),
         )  # fmt: skip
 
@@ -111,13 +114,13 @@ class Tiled:
         }
 
 
-def classes(sizes: Sizes) -> tuple[Labels, Labels]:
+def classes(sizes: Sizes, tiled: Tiled) -> tuple[Labels, Labels]:
     """Return two classes of each row, the second finer: rows of one are mostly computed by the same kernels.
 
     The first is of groups: none; depthwise; of a channel and several filters; as wide as a power of two, the same in
     and out, or another; of a multiple of eight channels and filters; of others; and whether they are of one image, of
-    which the channels of a group lie together in memory. The second is of the multiples that channels and filters are
-    besides.
+    which the channels of a group lie together in memory; instead, groups that the plan transposes one after another.
+    The second is of the multiples that channels and filters are besides.
     """
     channels, filters = sizes.channels / sizes.groups, sizes.filters / sizes.groups
     in_power, out_power = (np.frexp(each)[0] == 0.5 for each in (channels, filters))
@@ -131,6 +134,7 @@ def classes(sizes: Sizes) -> tuple[Labels, Labels]:
         "uneven",
     ).astype(object)  # fmt: skip
     groups += np.where((sizes.groups > 1) & (sizes.batch == 1), ", one image", "").astype(object)
+    groups[tiled.is_transposed] = "transposed"
     multiples = [_multiple(each) for each in (sizes.channels, sizes.filters)]
     return groups, np.array([", ".join(each) for each in zip(groups, *multiples, strict=True)], dtype=object)
 

@@ -27,6 +27,8 @@ TERMS_OF: Mapping[int, int] = {70: 8}
 TILED = frozenset({22, 27, 35, 38, 45, 46, 47, 48, 62, 67, 70})
 """Engines whose tile the knob says. Those that split sums among blocks besides (23 and 41) are none of them."""
 PLAN = re.compile(r"plan(?:\+\w+)?:(.*)")
+TRANSPOSING = frozenset({46})
+"""Engines that transpose the tensors of each group by itself in 16 bits, which takes most of the time."""
 PACKING = frozenset({22, 62, 67})
 """Engines that compute narrow groups together, each as wide as a power of two."""
 
@@ -40,6 +42,7 @@ class Tile:
         terms: that a step adds to each of its outputs.
         cluster_pixels, cluster_filters: blocks of a cluster along each side: whole clusters are launched.
         packs: narrow groups are computed together.
+        transposes: groups are transposed one after another in 16 bits.
         is_known: the name says it.
     """
 
@@ -49,6 +52,7 @@ class Tile:
     cluster_pixels: int = 1
     cluster_filters: int = 1
     packs: bool = False
+    transposes: bool = False
     is_known: bool = False
 
 
@@ -66,7 +70,8 @@ def tile_of(algorithm: str) -> Tile:
     said = (TERMS[knob].get(values[knob]) for knob in TERMS if knob in values)
     terms = next((each for each in said if each), TERMS_OF.get(plan.engine, USUAL.terms))
     along, across = (max(1, values.get(knob, 1)) for knob in (CLUSTER_PIXELS, CLUSTER_FILTERS))
-    return Tile(*size, terms, along, across, packs=plan.engine in PACKING, is_known=True)
+    kind = {"packs": plan.engine in PACKING, "transposes": plan.engine in TRANSPOSING}
+    return Tile(*size, terms, along, across, **kind, is_known=True)
 
 
 def _plan_of(algorithm: str) -> Plan | None:
