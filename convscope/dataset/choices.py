@@ -1,4 +1,4 @@
-"""Samples of what chooses a plan, as samples of the plan: the same kernels, of which it is known which ones.
+"""Samples of what chooses a plan, as samples of the plan that it runs: the kernels are the same.
 
 What is chosen follows from the plans of the shape that cuDNN ranks (`ranked_plans`, which says what is not in the
 list). Where they are not known, what chooses stays an algorithm of its own, which runs one kernel or another.
@@ -80,9 +80,9 @@ def searched(frame: pd.DataFrame, engines: Iterable[str]) -> tuple[pd.DataFrame,
     Args:
         engines: of plans, "plan:67"; others are left out.
     """
-    rows, known = np.flatnonzero(frame["algorithm"] == SEARCHED), {*engines}
-    if not len(rows):
+    if COLUMN not in frame:
         return frame.iloc[:0], np.zeros(0, dtype=np.intp)
+    rows, known = np.flatnonzero((frame["algorithm"] == SEARCHED) & frame[COLUMN].notna()), {*engines}
     lists = [text.split(ranked_plans.SEPARATOR)[:TRIED] for text in frame[COLUMN].iloc[rows]]
     pairs = [(row, PLAN + plan) for row, plans in zip(rows, lists, strict=True) for plan in plans]
     pairs = [(row, name) for row, name in pairs if ":".join(name.split(":")[:2]) in known]

@@ -37,7 +37,7 @@ def here() -> str | None:
 
 def series(version: str | None) -> str:
     """Return the first two numbers of a version of cuDNN, in which engines have the same numbers; "" for none."""
-    return ".".join((version or "").split(".")[:2])
+    return ".".join(version.split(".")[:2]) if isinstance(version, str) else ""  # a data frame may say NaN for none
 
 
 def same_as_here(versions: Iterable[str]) -> str | None:

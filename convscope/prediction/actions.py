@@ -241,7 +241,7 @@ def _asked(made: Predictor | WorkspacePredictor, options: argparse.Namespace) ->
     from convscope.prediction import network  # PyTorch, which a file of samples does without
 
     wanted = network.named(options.algorithm, _names(made)) if options.algorithm else _names(made)
-    learned = made.learned.get("cudnn", ())
+    learned = made.plans_of if isinstance(made, Predictor) else made.learned.get("cudnn", ())
     plans = isinstance(made, Predictor) and any(name.startswith(choices.PLAN) for name in _names(made))
     if plans and {*wanted} & {*choices.CHOOSERS} and (reason := ranked_plans.why_not(options.gpu, learned)):
         print(one_line(f"predicted without the plans that cuDNN would choose: {reason}"), file=sys.stderr)

@@ -74,8 +74,8 @@ class Predictor:
         totals: of intervals of sums over a model, by level: the share of the layers' added-up half width.
         corrections: by the card's name.
         cards: facts of cards that the catalogue does not have.
-        learned: number of samples, their digest, cards and versions of cuDNN ("" for none), of corrections too; with
-            them the versions whose plans were learned (`plans_of`).
+        learned: number of samples, their digest, cards and versions of cuDNN ("" for none), of corrections too, and the
+            versions whose plans were learned (`plans_of`).
         time: of a predictor of energy, the one of time that its estimate begins with.
     """
 
@@ -126,14 +126,14 @@ class Predictor:
         return Prediction(middle, middle * np.exp(-half), middle * np.exp(half), odd)
 
     @property
-    def _with_plans(self) -> Sequence[str]:
+    def plans_of(self) -> Sequence[str]:
         """The versions of cuDNN whose plans were learned: a correction's may number engines otherwise."""
-        found: Sequence[str] = self.learned.get("plans_of", self.learned.get("cudnn", ()))
+        found: Sequence[str] = self.learned["plans_of"]
         return found
 
     def resolved(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return samples by the plan that cuDNN would choose, where its engine was learned, in place of the choice."""
-        found = choices.resolved(frame, self._with_plans)
+        found = choices.resolved(frame, self.plans_of)
         known = found["algorithm"].map(engine).isin(self.core.levels["engine"])
         return found.assign(algorithm=found["algorithm"].where(known, frame["algorithm"]))
 
@@ -231,7 +231,7 @@ class Predictor:
         missed = logarithms(kept, self.target, given) - predicted
         plane = calibration.coordinates(given, predicted, bare.core.effects_of(kept))
         versions = sorted({*self.learned.get("cudnn", ()), *_versions(measured)})
-        learned = {**self.learned, "cudnn": versions, "plans_of": self._with_plans}
+        learned = {**self.learned, "cudnn": versions}
         corrections = {**bare.corrections, names[0]: calibration.fit(plane, missed)}
         return dataclasses.replace(bare, corrections=corrections, learned=learned)
 
@@ -285,7 +285,8 @@ def fit(
     _check_enough(own, f"{target}, and a time of the same work")
     kept = every[own].reset_index(drop=True)
     made, _ = _fitted(kept, target, features(kept, cards, times_ms[own]), cards, unit, calls)
-    learned = {**described(frame[own[: len(frame)]]), "cudnn": _versions(frame)}
+    versions = {name: described(frame)[name] for name in ("cudnn", "plans_of")}
+    learned = {**described(frame[own[: len(frame)]]), **versions}
     return dataclasses.replace(made, time=time, learned=learned)
 
 
@@ -337,7 +338,11 @@ def _fitted(
 def described(frame: pd.DataFrame) -> dict[str, Any]:
     """Return what a predictor says of the samples that it learned: `Predictor.learned`."""
     names, versions = sorted(frame["gpu_name"].unique()), _versions(frame)
-    return {"samples": len(frame), "digest": digest(frame), "gpu_names": names, "cudnn": versions}
+    with_plans = frame[frame[choices.COLUMN].notna()] if choices.COLUMN in frame else frame[:0]
+    plans_of = [each for each in _versions(with_plans) if each]
+    return {
+        "samples": len(frame), "digest": digest(frame), "gpu_names": names, "cudnn": versions, "plans_of": plans_of,
+    }  # fmt: skip
 
 
 def _but_card(names: str) -> str:

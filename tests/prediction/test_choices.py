@@ -130,7 +130,7 @@ def test_layers_of_a_model_have_ranked_plans_of_the_cudnn_that_is_here():
 def test_it_is_said_where_the_plans_of_choices_are_not_known(
     made: Predictor, tmp_path: Path, capsys: pytest.CaptureFixture[str], gpu: str, algorithm: str, is_said: bool
 ):
-    other = dataclasses.replace(made, learned={**made.learned, "cudnn": ["8.9.7"]})
+    other = dataclasses.replace(made, learned={**made.learned, "plans_of": ["8.9.7"]})
     document.write(tmp_path / "predictor.json", other, guessed(ASKED))
     asked = ["--model", "alexnet", "--gpu", gpu, "--algorithm", algorithm, "--math", "fp32"]
     assert program.main(["predict", "apply", str(tmp_path / "predictor.json"), *asked]) == 0

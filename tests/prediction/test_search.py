@@ -132,6 +132,16 @@ def test_the_plans_that_a_search_tries_are_the_first_ten(changes: dict[str, obje
     assert of.tolist() == [1] * len(expected)
 
 
+@pytest.mark.parametrize(
+    "frame", [frame_of([ROW]), frame_of([ROW]).drop(columns="ranked_plans")], ids=["none", "no column"]
+)
+def test_a_row_with_the_name_of_searches_whose_plans_are_known_may_have_none(frame: pd.DataFrame):
+    tried, of = choices.searched(
+        frame.assign(algorithm=choices.SEARCHED, **dict.fromkeys({*frame} & {"ranked_plans"})), ENGINES
+    )
+    assert (len(tried), len(of)) == (0, 0)
+
+
 def test_the_least_of_each_row_is_found_and_unknown_with_one_that_is():
     of = np.array([2, 0, 2, 0, 3])
     found = search.least(np.array([3.0, 1.0, 2.0, np.nan, 5.0]), of, 5)

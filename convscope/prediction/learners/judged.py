@@ -53,7 +53,7 @@ class Judged:
         return np.where(np.isnan(self.missed), self.rests, self.missed)
 
     def with_search(self, frame: pd.DataFrame, of: Places) -> tuple[Judged, Search]:
-        """Return it for the leading rows (`frame`), where those of searches are estimated by their plans too.
+        """Return it for the leading rows (`frame`), those of searches judged by their plans too, and how they are.
 
         Args:
             of: of each other row, the number of that which tried it.
@@ -69,7 +69,7 @@ class Judged:
             return -found.both(-missed[:count], -least(missed), frame)
 
         cut = dataclasses.replace(
-            self, rests=self.rests[:count], missed=of_both(self.missed), far=self.far[:count],
+            self, rests=of_both(self.rests), missed=of_both(self.missed), far=self.far[:count],
             missed_models=[of_both(each) for each in self.missed_models],
             far_models=[each[:count] for each in self.far_models],
         )  # fmt: skip

@@ -3,8 +3,8 @@
 The search times the first plans of heuristic A and runs the fastest. Which one that is differs from shape to shape, so
 that what such calls took says little of another shape; the plans by themselves are predicted well. The least of several
 estimates is too low, for each has an error, and what is not in the list may be faster: how much too low it usually is,
-and how much it counts beside the estimate from other calls of the search, is learned by arithmetic, from shapes that
-were held out.
+and how much it counts beside the estimate from other calls of the search, is learned by arithmetic, from what was
+held out.
 """
 
 from __future__ import annotations

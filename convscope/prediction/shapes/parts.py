@@ -59,7 +59,7 @@ class Tiled:
         width, filters_of_group: channels and filters of a group as they are computed: where groups are packed, both the
             power of two that is as large as the larger of them.
         is_packed: rows with groups by a plan that packs them.
-        is_transposed: rows with groups by a plan that transposes each by itself.
+        is_transposed: rows with groups in 16 bits by a plan that transposes each by itself.
         is_known: rows by a plan that says its tile.
     """
 

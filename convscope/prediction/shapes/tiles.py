@@ -28,7 +28,7 @@ TILED = frozenset({22, 27, 35, 38, 45, 46, 47, 48, 62, 67, 70})
 """Engines whose tile the knob says. Those that split sums among blocks besides (23 and 41) are none of them."""
 PLAN = re.compile(r"plan(?:\+\w+)?:(.*)")
 TRANSPOSING = frozenset({46})
-"""Engines that transpose the tensors of each group by itself in 16 bits, which takes most of the time."""
+"""Engines that transpose each group's tensors by themselves in 16 bits, which takes most of the time."""
 PACKING = frozenset({22, 62, 67})
 """Engines that compute narrow groups together, each as wide as a power of two."""
 
