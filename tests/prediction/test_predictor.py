@@ -19,7 +19,7 @@ from convscope.dataset import splits
 from convscope.errors import InputError
 from convscope.prediction import document, held_out, intervals, predictor
 from convscope.prediction.features import features
-from convscope.prediction.learners import judged, process, threads
+from convscope.prediction.learners import process, threads
 from convscope.prediction.predictor import Predictor
 
 BOTH = ("gemm", "winograd")
@@ -385,20 +385,3 @@ def test_one_thread_computes_a_part_whatever_the_caller_has(monkeypatch: pytest.
         predictor.fit(samples(60), "time", {})
     assert found
     assert {*found} == {1}
-
-
-def test_each_engine_with_enough_samples_has_a_share_of_its_own():
-    engines = np.repeat(np.array(["plan:1", "plan:2", "plan:3"], dtype=object), (400, 400, 100))
-    draw = np.random.default_rng(0)
-    fine, rough = draw.normal(0, 0.02, 900), draw.normal(0, 0.3, 900)
-    is_one = engines == "plan:1"
-    found = judged._shares(engines, np.where(is_one, fine, rough), np.where(is_one, rough, fine))
-    assert [*found] == [judged.EVERY, "plan:1", "plan:2"]
-    assert (found["plan:1"], found["plan:2"]) == (pytest.approx(0, abs=0.1), pytest.approx(1, abs=0.1))
-    asked = np.array(["plan:2", "plan:3", "plan:4"], dtype=object)
-    expected = [found["plan:2"], *[found[judged.EVERY]] * 2]
-    np.testing.assert_array_equal(judged.of_rows(found, asked), expected)
-    np.testing.assert_array_equal(judged.of_rows({}, asked), np.zeros(3))
-    near = np.array([1.0, 1.0, np.nan])
-    both = judged.both(judged.of_rows(found, asked), np.zeros(3), near)
-    np.testing.assert_array_equal(both, [expected[0], expected[1], 0.0])
