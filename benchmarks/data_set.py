@@ -159,7 +159,7 @@ def asked_for() -> argparse.Namespace:
     """Return what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("data/h200"))
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="of fits at once, each with up to 6 GB")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="of fits at once, each with up to 8 GB")
     text = "samples of an earlier version: print alone how far its times are from those that were taken anew"
     parser.add_argument("--beside", type=Path, metavar="FILE", help=text)
     return parser.parse_args()

@@ -266,7 +266,7 @@ def main() -> int:
     of_choose.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
     of_choose.add_argument("--settings", nargs="+", default=SETTINGS, metavar="TYPE[,LAYOUT]")
     of_choose.add_argument("--batch-sizes", nargs="+", type=int, default=BATCHES, metavar="N")
-    kinds = "kinds of networks at once, up to 6 GB each"
+    kinds = "kinds of networks at once, up to 8 GB each"
     of_choose.add_argument("--processes", type=int, default=1, metavar="N", help=kinds)
     of_measure.add_argument("--part", default="1/1", metavar="I/N", help="measure every Nth, from the Ith")
     of_measure.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="placements of each pass")

@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--split", nargs="+", choices=SPLITS, default=["rows", "layer"], help=text)
     text = "with --split gpu: also after N samples of the card that is held back"
     evaluate.add_argument("--calibrate", type=int, default=0, metavar="N", help=text)
-    text = "splits at once, which share the cores, each with up to 6 GB; default %(default)s"
+    text = "splits at once, which share the cores, each with up to 8 GB; default %(default)s"
     evaluate.add_argument("--processes", type=int, default=1, metavar="N", help=text)
     evaluate.add_argument("--json", action="store_true", help="print JSON")
     for each in (apply, calibrate):

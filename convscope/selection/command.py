@@ -74,7 +74,7 @@ def _evaluation_parser() -> argparse.ArgumentParser:
     parser.add_argument("--split", nargs="+", choices=("layer", "family", "size"), default=["layer"], help=text)
     text = "calls of whole models, for sums and kinds of networks; default calls.parquet, calls.csv beside SAMPLES"
     parser.add_argument("--calls", nargs="+", type=Path, default=[], metavar="FILE", help=text)
-    text = "splits at once, which share the cores, each with up to 6 GB; default %(default)s"
+    text = "splits at once, which share the cores, each with up to 8 GB; default %(default)s"
     parser.add_argument("--processes", type=int, default=1, metavar="N", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON")
     _add_shared(parser)
