@@ -72,6 +72,13 @@ def test_uneven_ones_are_the_grouped_ones_of_channels_that_fill_no_power_of_two(
     assert drawn.first(len(uneven), (drawn.UNEVEN,)) == uneven
 
 
+def test_images_are_those_of_three_channels_without_groups():
+    images = drawn.first(30, (drawn.IMAGE,))
+    assert {(each.in_channels, each.groups) for each in images} == {(3, 1)}
+    assert [each for each in EVERY if each.in_channels == 3] == [each for each in images if each in EVERY]
+    assert drawn.kinds_of(images[0]) == {"dense", drawn.IMAGE}
+
+
 def _is_uneven(channels: int) -> bool:
     return channels % 8 == 0 and not math.log2(channels).is_integer()
 
@@ -91,7 +98,7 @@ def test_squeezes_are_of_one_pixel_to_fewer_channels_or_more_and_drawn_apart():
     [
         (
             ["--drawn", "4", "--drawn-kinds", "round"],
-            "--drawn-kinds round: choose some of dense grouped depthwise uneven squeeze",
+            "--drawn-kinds round: choose some of dense grouped depthwise uneven image squeeze",
         ),
         (["--drawn", "4", "--drawn-kinds", "dense", "dense"], "--drawn-kinds dense dense: a kind stands twice"),
         (["--drawn-kinds", "dense"], "--drawn-kinds goes with --drawn N: say how many"),
@@ -105,7 +112,7 @@ def test_bad_kinds_are_one_line(flags: list[str], reason: str, tmp_path: Path, c
 
 
 def test_a_collection_of_no_kind_is_refused():
-    with pytest.raises(InputError, match="--drawn-kinds: choose some of dense grouped depthwise uneven squeeze"):
+    with pytest.raises(InputError, match="--drawn-kinds: choose some of dense grouped depthwise uneven image squeeze"):
         dataclasses.replace(ASKED, drawn_kinds=())
 
 

@@ -38,9 +38,11 @@ DEFAULT_KINDS = ("dense", "grouped", "depthwise")
 """A convolution without groups; one in groups of several channels; one whose groups have one channel each."""
 UNEVEN, UNIT = "uneven", 8
 """Grouped ones whose groups have a multiple of this many channels that is no power of two, as RegNets have."""
+IMAGE = "image"
+"""Those without groups whose input is an image, of three channels: the first layer of a network."""
 SQUEEZE = "squeeze"
 """A convolution of one pixel, to fewer channels or to more, as in squeeze-and-excitation; drawn apart."""
-KINDS = (*DEFAULT_KINDS, UNEVEN, SQUEEZE)
+KINDS = (*DEFAULT_KINDS, UNEVEN, IMAGE, SQUEEZE)
 SQUEEZED, RATIOS = (32, 2048), (2, 32)
 """Channels on the wide side of a squeeze, and their ratio to those on the other side."""
 
@@ -80,7 +82,7 @@ def kinds_of(layer: Layer) -> set[str]:
     if layer.size == (1, 1):
         return {SQUEEZE}
     if layer.groups == 1:
-        return {"dense"}
+        return {"dense", IMAGE} if layer.in_channels == IMAGE_CHANNELS else {"dense"}
     each = layer.in_channels // layer.groups
     if each == 1:
         return {"depthwise"}
