@@ -72,13 +72,14 @@ def _add_measuring(made: OneLineParser) -> None:
 
 def _add_choice(made: OneLineParser) -> None:
     """Add which shapes are measured beside those of models, or in place of them."""
-    from convscope.dataset.collect.drawn import DEFAULT_KINDS, IMAGE, SQUEEZE, UNEVEN
+    from convscope.dataset.collect.drawn import DEFAULT_KINDS, IMAGE, NARROW, NARROW_MOST, PATCHES, SQUEEZE, UNEVEN
 
     drawn = "N convolutions that no model has, drawn over the range of networks'; no models then but those of --models"
     made.add_argument("--drawn", type=int, default=0, metavar="N", help=drawn)
     uneven = f"{UNEVEN}, grouped ones of a multiple of eight channels that is no power of two"
-    others = f"others: {uneven}; {IMAGE}, of three channels; {SQUEEZE}, of one pixel"
-    kinds = f"kinds that --drawn takes, default {' '.join(DEFAULT_KINDS)}; {others}"
+    narrow = f"{NARROW}, grouped ones of at most {NARROW_MOST} channels"
+    dense = f"{IMAGE}, of three channels; {PATCHES}, whose stride is their kernel; {SQUEEZE}, of one pixel"
+    kinds = f"kinds that --drawn takes, default {' '.join(DEFAULT_KINDS)}; others: {uneven}; {narrow}; {dense}"
     made.add_argument("--drawn-kinds", nargs="+", metavar="KIND", help=kinds)
     part = "measure part I of N of the shapes, 1/1: several GPUs take one part each, each into its own folder"
     made.add_argument("--part", type=_part, default="1/1", metavar="I/N", help=part)

@@ -76,7 +76,16 @@ def test_images_are_those_of_three_channels_without_groups():
     images = drawn.first(30, (drawn.IMAGE,))
     assert {(each.in_channels, each.groups) for each in images} == {(3, 1)}
     assert [each for each in EVERY if each.in_channels == 3] == [each for each in images if each in EVERY]
-    assert drawn.kinds_of(images[0]) == {"dense", drawn.IMAGE}
+    assert [drawn.kinds_of(each) for each in images[:2]] == [{"dense", "image", "patches"}, {"dense", "image"}]
+
+
+def test_narrow_ones_and_patches_are_those_of_few_channels_and_of_a_stride_of_their_kernel():
+    narrow = [each for each in EVERY if 1 < each.in_channels // each.groups <= 8 and each.groups > 1]
+    patches = [each for each in EVERY if each.kernel in ((2, 2), (4, 4)) and each.groups == 1]
+    assert len(narrow) > 20
+    assert len(patches) > 10
+    assert drawn.first(len(narrow), (drawn.NARROW,)) == narrow
+    assert drawn.first(len(patches), (drawn.PATCHES,)) == patches
 
 
 def _is_uneven(channels: int) -> bool:
@@ -98,7 +107,7 @@ def test_squeezes_are_of_one_pixel_to_fewer_channels_or_more_and_drawn_apart():
     [
         (
             ["--drawn", "4", "--drawn-kinds", "round"],
-            "--drawn-kinds round: choose some of dense grouped depthwise uneven image squeeze",
+            "--drawn-kinds round: choose some of dense grouped depthwise uneven narrow image patches squeeze",
         ),
         (["--drawn", "4", "--drawn-kinds", "dense", "dense"], "--drawn-kinds dense dense: a kind stands twice"),
         (["--drawn-kinds", "dense"], "--drawn-kinds goes with --drawn N: say how many"),
@@ -112,7 +121,7 @@ def test_bad_kinds_are_one_line(flags: list[str], reason: str, tmp_path: Path, c
 
 
 def test_a_collection_of_no_kind_is_refused():
-    with pytest.raises(InputError, match="--drawn-kinds: choose some of dense grouped depthwise uneven image squeeze"):
+    with pytest.raises(InputError, match="--drawn-kinds: choose some of dense grouped depthwise uneven narrow image"):
         dataclasses.replace(ASKED, drawn_kinds=())
 
 

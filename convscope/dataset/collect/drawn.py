@@ -38,11 +38,15 @@ DEFAULT_KINDS = ("dense", "grouped", "depthwise")
 """A convolution without groups; one in groups of several channels; one whose groups have one channel each."""
 UNEVEN, UNIT = "uneven", 8
 """Grouped ones whose groups have a multiple of this many channels that is no power of two, as RegNets have."""
+NARROW, NARROW_MOST = "narrow", 8
+"""Grouped ones whose groups have at most so many channels, as ResNeXts have."""
 IMAGE = "image"
 """Those without groups whose input is an image, of three channels: the first layer of a network."""
+PATCHES = "patches"
+"""Those without groups whose patches lie one beside the other: the stride is the kernel, as in ConvNeXts."""
 SQUEEZE = "squeeze"
 """A convolution of one pixel, to fewer channels or to more, as in squeeze-and-excitation; drawn apart."""
-KINDS = (*DEFAULT_KINDS, UNEVEN, IMAGE, SQUEEZE)
+KINDS = (*DEFAULT_KINDS, UNEVEN, NARROW, IMAGE, PATCHES, SQUEEZE)
 SQUEEZED, RATIOS = (32, 2048), (2, 32)
 """Channels on the wide side of a squeeze, and their ratio to those on the other side."""
 
@@ -82,11 +86,13 @@ def kinds_of(layer: Layer) -> set[str]:
     if layer.size == (1, 1):
         return {SQUEEZE}
     if layer.groups == 1:
-        return {"dense", IMAGE} if layer.in_channels == IMAGE_CHANNELS else {"dense"}
+        is_image, are_patches = layer.in_channels == IMAGE_CHANNELS, layer.stride == layer.kernel != (1, 1)
+        return {"dense", *([IMAGE] if is_image else []), *([PATCHES] if are_patches else [])}
     each = layer.in_channels // layer.groups
     if each == 1:
         return {"depthwise"}
-    return {"grouped", UNEVEN} if each % UNIT == 0 and each.bit_count() > 1 else {"grouped"}
+    is_uneven = each % UNIT == 0 and each.bit_count() > 1
+    return {"grouped", *([UNEVEN] if is_uneven else []), *([NARROW] if each <= NARROW_MOST else [])}
 
 
 def _any(draw: random.Random, number: int) -> Layer:
