@@ -14,6 +14,7 @@ from convscope.prediction.features import CATEGORIES
 from convscope.prediction.shapes.sizes import Floats
 
 ROUNDS = 300
+"""Trees, one after another, unless a fit says otherwise."""
 SETTINGS: Mapping[str, Any] = {
     "objective": "l1",  # of a logarithm: the median of the ratio
     "learning_rate": 0.05,
@@ -61,15 +62,18 @@ class Booster:
         return cls(lightgbm.Booster(model_str=text))
 
     @classmethod
-    def fit(cls, names: Sequence[str], given: Floats, wanted: Floats, **changed: Any) -> Booster:
+    def fit(
+        cls, names: Sequence[str], given: Floats, wanted: Floats, rounds: int = ROUNDS, **changed: Any
+    ) -> Booster:
         """Return trees for these features, by name, and what they are to give.
 
         Args:
+            rounds: so many trees.
             changed: settings of LightGBM in place of those in `SETTINGS`.
         """
         places = [names.index(name) for name in CATEGORIES]
         data = lightgbm.Dataset(given, wanted, feature_name=[*names], categorical_feature=places, free_raw_data=True)
-        return cls(lightgbm.train({**SETTINGS, **changed}, data, ROUNDS))
+        return cls(lightgbm.train({**SETTINGS, **changed}, data, rounds))
 
     @property
     def text(self) -> str:

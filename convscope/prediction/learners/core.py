@@ -34,10 +34,14 @@ from convscope.prediction.learners.costs import Costs, Mask
 from convscope.prediction.shapes.sizes import Floats
 
 LINEAR: Mapping[str, Any] = {
-    "objective": "regression", "linear_tree": True, "linear_lambda": 1.0, "learning_rate": 0.1,
+    "objective": "huber", "alpha": 0.3, "linear_tree": True, "linear_lambda": 1.0, "learning_rate": 0.1,
+    "num_leaves": 255, "max_bin": 63, "rounds": 200,
 }  # fmt: skip
 """Settings of trees whose leaves are linear: they miss less of the layers of a card that was learned, and more of those
-of another card."""
+of another card. Many leaves are needed, for kernels differ by thresholds of many features at once."""
+FEW = 2
+"""Folds that are enough to judge what an estimate misses of work that it learned nothing of: their mean misses a
+thirtieth more than that of five."""
 HEADROOM_RIDGE = 0.02
 """Weight, as a squared difference of headrooms, of the assumption that none of it is lost."""
 
@@ -68,8 +72,9 @@ class Core:
         """Return the logarithm of the target over the roofline's time in ms, for each row."""
         numbers = _within(booster.matrix(given.values, self.levels), self.names, self.ranges)
         by_fold = np.array([trees.predict(numbers) for trees in self.folds])
-        known = np.array([key in self.effects for key in splits.joined(frame, WORK)])
-        found = np.where(known, by_fold[_folds(frame), np.arange(len(frame))], by_fold.mean(axis=0))
+        known = np.flatnonzero([key in self.effects for key in splits.joined(frame, WORK)])
+        found = by_fold.mean(axis=0)
+        found[known] = by_fold[_folds(frame)[known], known]
         found += self.common(given, frame)
         found += np.array([self.offsets.get(name, 0.0) for name in frame["gpu_name"]])
         return found + self.effects_of(frame)
@@ -107,22 +112,24 @@ class Fitted:
 
 
 def fit(
-    given: Features, frame: pd.DataFrame, wanted: Floats, is_linear: bool = True, learned: Mask | None = None
-) -> Fitted:
+    given: Features, frame: pd.DataFrame, wanted: Floats, is_linear: bool = True, learned: Mask | None = None,
+    folds: int = splits.PARTS,
+) -> Fitted:  # fmt: skip
     """Fit an estimate of the logarithm of a target over the roofline's time, which is `wanted` for each row.
 
     Args:
         is_linear: the leaves of trees are (`LINEAR`), and costs of plans are by their tiles, unless the target follows
             from the time of a call: for cards that were learned.
         learned: the rows that it is fitted to; the others have rests too. None: all.
+        folds: so many have trees; the rows of the others have no rest (NaN), and none of their work may be asked for.
 
     Raises:
         InputError: the samples are of too few shapes to hold some of them back.
     """
     may = np.ones(len(frame), dtype=np.bool_) if learned is None else learned
     names = tuple(given.values.columns)
-    known = booster.levels(given.values[may])
-    numbers = booster.matrix(given.values, known)
+    levels = booster.levels(given.values[may])
+    numbers = booster.matrix(given.values, levels)
     cards, work = frame["gpu_name"].to_numpy(dtype=object), splits.joined(frame, WORK)
     by_tile = is_linear and given.times_ms is None
     of_all = costs.fit(given, frame, wanted, by_tile, may)
@@ -135,20 +142,21 @@ def fit(
     if len(np.unique(number_of[may])) < 2:
         raise InputError(f"samples of {len({*work[may]})} shapes are too few to hold some of them back: measure more")
     left = wanted - share * headroom - costs.crossed(given, frame, wanted, by_tile, number_of, may)
-    learns = [(number_of != number) & may for number in range(splits.PARTS)]
-    folds = threads.parallel_map(
+    learns = [(number_of != number) & may for number in range(folds)]
+    fitted = threads.parallel_map(
         lambda rows: Booster.fit(names, numbers[rows], left[rows], **(LINEAR if is_linear else {})), learns
     )
-    rests, ranges = left.copy(), ranges_of(given.values[may])
-    for number, trees in enumerate(folds):
+    rests, ranges = np.full(len(left), np.nan), ranges_of(given.values[may])
+    for number, trees in enumerate(fitted):
         out = number_of == number
-        rests[out] -= trees.predict(_within(numbers[out], names, ranges))
-    offsets = {name: float(np.median(rests[(cards == name) & may])) for name in sorted({*cards[may]})}
+        rests[out] = left[out] - trees.predict(_within(numbers[out], names, ranges))
+    known = may & (number_of < folds)
+    offsets = {name: float(np.median(rests[(cards == name) & known])) for name in sorted({*cards[known]})}
     if len(offsets) < 2:
         offsets = dict.fromkeys(offsets, 0.0)
     rests = rests - np.array([offsets.get(name, 0.0) for name in cards])
-    effects = _effects(work[may], rests[may])
-    made = Core(names, known, ranges, of_all, tuple(folds), share, usual, offsets, effects)
+    effects = _effects(work[known], rests[known])
+    made = Core(names, levels, ranges, of_all, tuple(fitted), share, usual, offsets, effects)
     return Fitted(made, rests, left)
 
 
