@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from fakes.drawn_samples import CARDS, drawn, frame_of
 
-from convscope.dataset.samples import WORK
+from convscope.dataset import splits
+from convscope.dataset.samples import SHAPE, WORK
 from convscope.dataset.splits import joined
 from convscope.errors import InputError
 from convscope.prediction.features import features
@@ -106,3 +107,21 @@ def test_rows_that_are_not_learned_have_rests_and_change_nothing():
     assert found.core == dataclasses.replace(alone.core, folds=found.core.folds)
     np.testing.assert_array_equal(found.rests[learned], alone.rests)
     assert np.median(np.abs(found.rests[:40])) < 2 * np.median(np.abs(alone.rests))
+
+
+def test_trees_of_some_folds_are_the_first_of_all_and_leave_other_rows_without_a_rest():
+    frame = samples(150, 0.1)
+    there = (frame["gpu_name"] != "Tesla T4").to_numpy()
+    shapes = joined(frame, SHAPE)
+    there &= np.isin(shapes, np.unique(shapes)[::2])
+    new = ~np.isin(shapes, shapes[there])
+    given, truth = features(frame, {}), wanted(frame)
+    some, every = (
+        core.fit(given.rows(there), frame[there], truth[there], folds=folds) for folds in (core.FEW, splits.PARTS)
+    )
+    assert [trees.text for trees in some.core.folds] == [trees.text for trees in every.core.folds[: core.FEW]]
+    part = np.array([splits.part(shape) for shape in shapes[there]])
+    np.testing.assert_array_equal(np.isnan(some.rests), part >= core.FEW)
+    assert {*some.core.effects} == {*joined(frame[there][part < core.FEW], WORK)}
+    estimates = [each.core.predict(given.rows(new), frame[new]) for each in (some, every)]
+    assert np.median(np.abs(np.subtract(*estimates))) < 0.1

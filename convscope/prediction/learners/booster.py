@@ -62,9 +62,7 @@ class Booster:
         return cls(lightgbm.Booster(model_str=text))
 
     @classmethod
-    def fit(
-        cls, names: Sequence[str], given: Floats, wanted: Floats, rounds: int = ROUNDS, **changed: Any
-    ) -> Booster:
+    def fit(cls, names: Sequence[str], given: Floats, wanted: Floats, rounds: int = ROUNDS, **changed: Any) -> Booster:
         """Return trees for these features, by name, and what they are to give.
 
         Args:
