@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from convscope.prediction.learners import booster
+from convscope.prediction.learners import booster, core
 
-_ALL = booster.ROUNDS
+_ALL = {(booster, "ROUNDS"): booster.ROUNDS, (core, "LINEAR_ROUNDS"): core.LINEAR_ROUNDS}
 
 
 @pytest.fixture(scope="package", autouse=True)
 def few_trees() -> Iterator[None]:
     """Fit a sixth of the trees in each test of the package."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(booster, "ROUNDS", _ALL // 6)
+        for (module, name), count in _ALL.items():
+            patch.setattr(module, name, count // 6)
         yield

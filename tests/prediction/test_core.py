@@ -117,11 +117,22 @@ def test_trees_of_some_folds_are_the_first_of_all_and_leave_other_rows_without_a
     new = ~np.isin(shapes, shapes[there])
     given, truth = features(frame, {}), wanted(frame)
     some, every = (
-        core.fit(given.rows(there), frame[there], truth[there], folds=folds) for folds in (core.FEW, splits.PARTS)
+        core.fit(given.rows(there), frame[there], truth[there], folds=folds)
+        for folds in (core.JUDGING_FOLDS, splits.PARTS)
     )
-    assert [trees.text for trees in some.core.folds] == [trees.text for trees in every.core.folds[: core.FEW]]
+    assert [trees.text for trees in some.core.folds] == [trees.text for trees in every.core.folds[: core.JUDGING_FOLDS]]
     part = np.array([splits.part(shape) for shape in shapes[there]])
-    np.testing.assert_array_equal(np.isnan(some.rests), part >= core.FEW)
-    assert {*some.core.effects} == {*joined(frame[there][part < core.FEW], WORK)}
+    np.testing.assert_array_equal(np.isnan(some.rests), part >= core.JUDGING_FOLDS)
+    assert {*some.core.effects} == {*joined(frame[there][part < core.JUDGING_FOLDS], WORK)}
     estimates = [each.core.predict(given.rows(new), frame[new]) for each in (some, every)]
     assert np.median(np.abs(np.subtract(*estimates))) < 0.1
+
+
+def test_few_folds_judge_new_work_of_cards_that_have_shapes_in_them():
+    frame = samples(150, 0.1)
+    part = np.array([splits.part(shape) for shape in joined(frame, SHAPE)])
+    learned, new = frame[part < 4], frame[part == 4]
+    assert core.judging_folds(learned, new) == core.JUDGING_FOLDS
+    assert core.judging_folds(learned, frame) == splits.PARTS
+    one = learned["gpu_name"] == "Tesla T4"
+    assert core.judging_folds(learned[one | (part[part < 4] >= core.JUDGING_FOLDS)], new) == splits.PARTS

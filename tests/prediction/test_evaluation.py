@@ -15,10 +15,10 @@ from convscope.errors import InputError
 from convscope.prediction import evaluation
 from convscope.prediction.evaluation import NOISE, OF_MODELS, PREDICTOR, Score
 from convscope.prediction.features import features
-from convscope.prediction.learners import booster
+from convscope.prediction.learners import booster, core
 from convscope.prediction.learners.baselines import BASELINES
 
-ROUNDS = booster.ROUNDS
+ROUNDS, LINEAR_ROUNDS = booster.ROUNDS, core.LINEAR_ROUNDS
 
 
 def frame(count: int, *cards: str, **options: float) -> pd.DataFrame:
@@ -76,6 +76,7 @@ def test_errors_are_of_the_ratio_to_what_was_measured():
 @pytest.mark.long
 def test_splits_in_processes_of_their_own_have_the_same_scores(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(booster, "ROUNDS", ROUNDS)  # other processes have all trees
+    monkeypatch.setattr(core, "LINEAR_ROUNDS", LINEAR_ROUNDS)
     some, kinds = frame(120, "Tesla T4", "Tesla P4"), ["layer", "gpu"]
     one, two = (list(evaluation.scores(some, "time", kinds, {}, processes=count)) for count in (1, 2))
     assert one == two

@@ -39,7 +39,7 @@ DEFAULT_KINDS = ("dense", "grouped", "depthwise")
 UNEVEN, UNIT = "uneven", 8
 """Grouped ones whose groups have a multiple of this many channels that is no power of two, as RegNets have."""
 NARROW, NARROW_MOST = "narrow", 8
-"""Grouped ones whose groups have at most so many channels, as ResNeXts have."""
+"""Grouped ones whose groups have few channels, as in the first stages of ResNeXts, and how many at most."""
 IMAGE = "image"
 """Those without groups whose input is an image, of three channels: the first layer of a network."""
 PATCHES = "patches"

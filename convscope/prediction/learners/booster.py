@@ -14,7 +14,7 @@ from convscope.prediction.features import CATEGORIES
 from convscope.prediction.shapes.sizes import Floats
 
 ROUNDS = 300
-"""Trees, one after another, unless a fit says otherwise."""
+"""Number of trees, each fitted to what those before it leave, unless a fit says otherwise."""
 SETTINGS: Mapping[str, Any] = {
     "objective": "l1",  # of a logarithm: the median of the ratio
     "learning_rate": 0.05,
@@ -62,16 +62,18 @@ class Booster:
         return cls(lightgbm.Booster(model_str=text))
 
     @classmethod
-    def fit(cls, names: Sequence[str], given: Floats, wanted: Floats, rounds: int = ROUNDS, **changed: Any) -> Booster:
+    def fit(
+        cls, names: Sequence[str], given: Floats, wanted: Floats, rounds: int | None = None, **changed: Any
+    ) -> Booster:
         """Return trees for these features, by name, and what they are to give.
 
         Args:
-            rounds: so many trees.
+            rounds: number of trees; None: `ROUNDS`.
             changed: settings of LightGBM in place of those in `SETTINGS`.
         """
         places = [names.index(name) for name in CATEGORIES]
         data = lightgbm.Dataset(given, wanted, feature_name=[*names], categorical_feature=places, free_raw_data=True)
-        return cls(lightgbm.train({**SETTINGS, **changed}, data, rounds))
+        return cls(lightgbm.train({**SETTINGS, **changed}, data, rounds or ROUNDS))
 
     @property
     def text(self) -> str:

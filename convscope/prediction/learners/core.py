@@ -9,7 +9,8 @@ The logarithm of a target over the roofline's time is the sum of
 - for a card that was learned, its median rest;
 - for work that was learned on another card, its rest there, shrunk by how much such rests agree between cards (their
   intraclass correlation): kernels are good or bad at a shape in the same way on several cards.
-Trees are of five folds, each of which did not learn a fifth of the shapes; rests are of those. What they learn is left
+Trees are of five folds, each of which did not learn a fifth of the shapes; rests are of those (`fit` can leave out
+folds). What they learn is left
 over by costs that did not learn a row's fifth of the shapes either (stacking). Work with a known rest is estimated by
 the fold that did not learn its shape, so that the rest does not count twice; other work by the mean of all.
 """
@@ -35,13 +36,15 @@ from convscope.prediction.shapes.sizes import Floats
 
 LINEAR: Mapping[str, Any] = {
     "objective": "huber", "alpha": 0.3, "linear_tree": True, "linear_lambda": 1.0, "learning_rate": 0.1,
-    "num_leaves": 255, "max_bin": 63, "rounds": 200,
+    "num_leaves": 255, "max_bin": 63,
 }  # fmt: skip
 """Settings of trees whose leaves are linear: they miss less of the layers of a card that was learned, and more of those
 of another card. Many leaves are needed, for kernels differ by thresholds of many features at once."""
-FEW = 2
-"""Folds that are enough to judge what an estimate misses of work that it learned nothing of: the mean of two misses 4 %
-more of it than that of five."""
+LINEAR_ROUNDS = 200
+"""Number of such trees."""
+JUDGING_FOLDS = 2
+"""Folds that are enough to judge what an estimate misses of work that it learned nothing of: the error of their mean is
+4 % larger than that of the mean of five (RegNets held back, data of an H200)."""
 HEADROOM_RIDGE = 0.02
 """Weight, as a squared difference of headrooms, of the assumption that none of it is lost."""
 
@@ -102,7 +105,7 @@ class Fitted:
     """An estimate, and what is left over of each row.
 
     Attributes:
-        rests: by costs and trees that had not learned the row's shape.
+        rests: by costs and trees that had not learned the row's shape; NaN where no trees of that fold were fitted.
         left: by costs alone that had not.
     """
 
@@ -121,7 +124,8 @@ def fit(
         is_linear: the leaves of trees are (`LINEAR`), and costs of plans are by their tiles, unless the target follows
             from the time of a call: for cards that were learned.
         learned: the rows that it is fitted to; the others have rests too. None: all.
-        folds: so many have trees; the rows of the others have no rest (NaN), and none of their work may be asked for.
+        folds: number of folds that trees are fitted for, the first ones. Rows of the others have no rest, and work that
+            was learned must not be asked for.
 
     Raises:
         InputError: the samples are of too few shapes to hold some of them back.
@@ -143,9 +147,8 @@ def fit(
         raise InputError(f"samples of {len({*work[may]})} shapes are too few to hold some of them back: measure more")
     left = wanted - share * headroom - costs.crossed(given, frame, wanted, by_tile, number_of, may)
     learns = [(number_of != number) & may for number in range(folds)]
-    trees = threads.parallel_map(
-        lambda rows: Booster.fit(names, numbers[rows], left[rows], **(LINEAR if is_linear else {})), learns
-    )
+    rounds, settings = (LINEAR_ROUNDS, LINEAR) if is_linear else (booster.ROUNDS, {})
+    trees = threads.parallel_map(lambda rows: Booster.fit(names, numbers[rows], left[rows], rounds, **settings), learns)
     rests, ranges = np.full(len(left), np.nan), ranges_of(given.values[may])
     for number, each in enumerate(trees):
         out = number_of == number
@@ -156,6 +159,16 @@ def fit(
     effects = _effects(work[has_rest], rests[has_rest])
     made = Core(names, levels, ranges, of_all, tuple(trees), share, usual, offsets, effects)
     return Fitted(made, rests, left)
+
+
+def judging_folds(learned: pd.DataFrame, asked: pd.DataFrame) -> int:
+    """Return the number of folds that judge what an estimate misses of rows that are asked for.
+
+    All are needed where their work was learned on another card, whose rests count, and where a card has too few shapes.
+    """
+    cards, in_few = learned["gpu_name"].to_numpy(dtype=object), _folds(learned) < JUDGING_FOLDS
+    is_new = {*splits.joined(learned, WORK)}.isdisjoint(splits.joined(asked, WORK))
+    return JUDGING_FOLDS if is_new and {*cards[in_few]} == {*cards} else splits.PARTS
 
 
 def _offsets(cards: splits.Labels, rests: Floats) -> dict[str, float]:

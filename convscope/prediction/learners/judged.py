@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from convscope.dataset import splits
-from convscope.dataset.samples import WORK
 from convscope.prediction import held_out
 from convscope.prediction.features import Features
 from convscope.prediction.held_out import Division, Divisions
@@ -152,11 +151,9 @@ def _missed_by_trees(
         learned: rows that any trees are fitted to.
     """
 
-    work = splits.joined(frame, WORK)
-
     def missed(each: Division) -> Floats:
         left = ~each.gone & learned
-        folds = splits.PARTS if {*work[each.out]} & {*work[left]} else core.FEW
+        folds = core.judging_folds(frame[left], frame[each.out])
         made = core.fit(given.rows(left), frame[left], wanted[left], is_linear, folds=folds).core
         rests = np.full(len(frame), np.nan)
         rests[each.out] = wanted[each.out] - made.predict(given.rows(each.out), frame[each.out])
