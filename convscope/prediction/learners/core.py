@@ -10,9 +10,9 @@ The logarithm of a target over the roofline's time is the sum of
 - for work that was learned on another card, its rest there, shrunk by how much such rests agree between cards (their
   intraclass correlation): kernels are good or bad at a shape in the same way on several cards.
 Trees are of five folds, each of which did not learn a fifth of the shapes; rests are of those (`fit` can leave out
-folds). What they learn is left
-over by costs that did not learn a row's fifth of the shapes either (stacking). Work with a known rest is estimated by
-the fold that did not learn its shape, so that the rest does not count twice; other work by the mean of all.
+folds). What they learn is left over by costs that did not learn a row's fifth of the shapes either (stacking). Work
+with a known rest is estimated by the fold that did not learn its shape, so that the rest does not count twice; other
+work by the mean of all.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ of another card. Many leaves are needed, for kernels differ by thresholds of man
 LINEAR_ROUNDS = 200
 """Number of such trees."""
 JUDGING_FOLDS = 2
-"""Folds that are enough to judge what an estimate misses of work that it learned nothing of: the error of their mean is
-4 % larger than that of the mean of five (RegNets held back, data of an H200)."""
+"""Folds that are enough to judge what an estimate misses of work that it learned nothing of: their mean
+absolute error is 2 % larger than that of five together (RegNets held back, data of an H200)."""
 HEADROOM_RIDGE = 0.02
 """Weight, as a squared difference of headrooms, of the assumption that none of it is lost."""
 
