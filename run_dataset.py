@@ -72,14 +72,19 @@ def _add_measuring(made: OneLineParser) -> None:
 
 def _add_choice(made: OneLineParser) -> None:
     """Add which shapes are measured beside those of models, or in place of them."""
-    from convscope.dataset.collect.drawn import DEFAULT_KINDS, IMAGE, NARROW, NARROW_MOST, PATCHES, SQUEEZE, UNEVEN
+    from convscope.dataset.collect import drawn
 
-    drawn = "N convolutions that no model has, drawn over the range of networks'; no models then but those of --models"
-    made.add_argument("--drawn", type=int, default=0, metavar="N", help=drawn)
-    uneven = f"{UNEVEN}, grouped ones of a multiple of eight channels that is no power of two"
-    narrow = f"{NARROW}, grouped ones of at most {NARROW_MOST} channels"
-    dense = f"{IMAGE}, of three channels; {PATCHES}, whose stride is their kernel; {SQUEEZE}, of one pixel"
-    kinds = f"kinds that --drawn takes, default {' '.join(DEFAULT_KINDS)}; others: {uneven}; {narrow}; {dense}"
+    number = "N convolutions that no model has, drawn over the range of networks'; no models then but those of --models"
+    made.add_argument("--drawn", type=int, default=0, metavar="N", help=number)
+    others = (
+        f"{drawn.UNEVEN}, grouped ones of a multiple of eight channels that is no power of two",
+        f"{drawn.NARROW}, grouped ones of at most {drawn.NARROW_MOST} channels",
+        f"{drawn.IMAGE}, of three channels",
+        f"{drawn.PATCHES}, whose stride is their kernel",
+        f"{drawn.LARGE}, of at least {drawn.LARGE_LEAST // 10**6} million multiplications for an image, without groups",
+        f"{drawn.SQUEEZE}, of one pixel",
+    )
+    kinds = f"kinds that --drawn takes, default {' '.join(drawn.DEFAULT_KINDS)}; others: {'; '.join(others)}"
     made.add_argument("--drawn-kinds", nargs="+", metavar="KIND", help=kinds)
     part = "measure part I of N of the shapes, 1/1: several GPUs take one part each, each into its own folder"
     made.add_argument("--part", type=_part, default="1/1", metavar="I/N", help=part)

@@ -76,7 +76,7 @@ def test_images_are_those_of_three_channels_without_groups():
     images = drawn.first(30, (drawn.IMAGE,))
     assert {(each.in_channels, each.groups) for each in images} == {(3, 1)}
     assert [each for each in EVERY if each.in_channels == 3] == [each for each in images if each in EVERY]
-    assert [drawn.kinds_of(each) for each in images[:2]] == [{"dense", "image", "patches"}, {"dense", "image"}]
+    assert [drawn.kinds_of(each) for each in images[:2]] == [{"dense", "image", "patches"}, {"dense", "image", "large"}]
 
 
 def test_narrow_ones_are_the_grouped_ones_of_at_most_eight_channels():
@@ -89,6 +89,12 @@ def test_patches_are_those_whose_stride_is_their_kernel():
     patches = [each for each in EVERY if each.kernel in ((2, 2), (4, 4)) and each.groups == 1]
     assert len(patches) > 10
     assert drawn.first(len(patches), (drawn.PATCHES,)) == patches
+
+
+def test_large_ones_are_those_without_groups_of_the_most_work():
+    large = [each for each in EVERY if each.groups == 1 and each.flops >= 2 * 2**28]
+    assert len(large) > 30
+    assert drawn.first(len(large), (drawn.LARGE,)) == large
 
 
 def _is_uneven(channels: int) -> bool:
@@ -110,7 +116,7 @@ def test_squeezes_are_of_one_pixel_to_fewer_channels_or_more_and_drawn_apart():
     [
         (
             ["--drawn", "4", "--drawn-kinds", "round"],
-            "--drawn-kinds round: choose some of dense grouped depthwise uneven narrow image patches squeeze",
+            "--drawn-kinds round: choose some of dense grouped depthwise uneven narrow image patches large squeeze",
         ),
         (["--drawn", "4", "--drawn-kinds", "dense", "dense"], "--drawn-kinds dense dense: a kind stands twice"),
         (["--drawn-kinds", "dense"], "--drawn-kinds goes with --drawn N: say how many"),

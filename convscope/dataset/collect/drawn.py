@@ -44,9 +44,11 @@ IMAGE = "image"
 """Those without groups whose input is an image, of three channels: the first layer of a network."""
 PATCHES = "patches"
 """Those without groups whose patches lie one beside the other: the stride is the kernel, as in ConvNeXts."""
+LARGE, LARGE_LEAST = "large", 2**28
+"""Those without groups of the most work, as in VGGs, and how many multiplications for one image at least."""
 SQUEEZE = "squeeze"
 """A convolution of one pixel, to fewer channels or to more, as in squeeze-and-excitation; drawn apart."""
-KINDS = (*DEFAULT_KINDS, UNEVEN, NARROW, IMAGE, PATCHES, SQUEEZE)
+KINDS = (*DEFAULT_KINDS, UNEVEN, NARROW, IMAGE, PATCHES, LARGE, SQUEEZE)
 SQUEEZED, RATIOS = (32, 2048), (2, 32)
 """Channels on the wide side of a squeeze, and their ratio to those on the other side."""
 
@@ -86,8 +88,12 @@ def kinds_of(layer: Layer) -> set[str]:
     if layer.size == (1, 1):
         return {SQUEEZE}
     if layer.groups == 1:
-        is_image, are_patches = layer.in_channels == IMAGE_CHANNELS, layer.stride == layer.kernel != (1, 1)
-        return {"dense", *([IMAGE] if is_image else []), *([PATCHES] if are_patches else [])}
+        of_dense = {
+            IMAGE: layer.in_channels == IMAGE_CHANNELS,
+            PATCHES: layer.stride == layer.kernel != (1, 1),
+            LARGE: layer.flops >= 2 * LARGE_LEAST,
+        }
+        return {"dense", *(kind for kind, is_of_it in of_dense.items() if is_of_it)}
     each = layer.in_channels // layer.groups
     if each == 1:
         return {"depthwise"}
