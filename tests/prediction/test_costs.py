@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fakes.drawn_samples import CARDS, drawn, frame_of
+from scipy.optimize import nnls
 
 from convscope.prediction.features import Features, features
 from convscope.prediction.learners import costs
@@ -115,3 +116,27 @@ def test_costs_of_the_rooflines_parts_are_by_arithmetic_and_stand_where_no_tile_
     others = frame.assign(algorithm="gemm")
     asked = features(others, {})
     np.testing.assert_array_equal(by_tile.predict(asked, others), found.predict(asked, others))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_weights_are_those_that_an_active_set_finds(seed: int):
+    random = np.random.default_rng(seed)
+    parts_ms = random.lognormal(sigma=2, size=(200, 9)) * (random.random((200, 9)) < 0.6)
+    parts_ms[:, 7] = parts_ms[:, 1] * random.normal(1, 1e-3, size=200)
+    parts_ms[:, 8] = 0
+    took_ms = (parts_ms @ [0.3, 0.2, 0, 0, 1.5, -0.4, 0.1, 0, 1] + 0.1) * random.lognormal(sigma=0.4, size=200)
+    took_ms = np.maximum(took_ms, 0.05)
+    found = costs.relative_squares(parts_ms, took_ms)
+    relative = parts_ms / took_ms[:, None]
+    _, least = nnls(relative, np.ones(200))
+    assert found.min() >= 0
+    assert 0 in found[:8]
+    assert np.linalg.norm(relative @ found - 1) <= least * (1 + 1e-6)
+
+
+def test_where_exchanges_go_round_in_circles_an_active_set_finds_the_weights(monkeypatch: pytest.MonkeyPatch):
+    random = np.random.default_rng(1)
+    parts_ms, took_ms = random.lognormal(size=(60, 6)), random.lognormal(size=60)
+    by_exchanges = costs.relative_squares(parts_ms, took_ms)
+    monkeypatch.setattr(costs, "EXCHANGES", 0)
+    assert costs.relative_squares(parts_ms, took_ms) == pytest.approx(by_exchanges, rel=1e-6, abs=1e-9)
