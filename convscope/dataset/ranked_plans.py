@@ -2,7 +2,9 @@
 
 cuDNN's own choice and several algorithms by name run one of them (`choices`), so that times of that plan are theirs
 too. Two engines are offered only to a card that is there, so they are not in the list: the one that calls cuBLASLt,
-first for most 1×1 layers by the matrix unit; and the one of Fourier transforms, first for a few layers in fp32.
+first for most 1×1 layers by the matrix unit; and the one of Fourier transforms, first for a few layers in fp32. One for
+depthwise layers is offered to a described card where any card is there: it is left out, so that a shape has the same
+plans on every machine.
 
 Numbers of engines belong to a version of cuDNN. Those of 9.19.1 named the kernels that 9.19.0 ran
 (docs/prediction.md): the third number of a version is not looked at.
@@ -24,6 +26,8 @@ from convscope.errors import CudnnError, CudnnMissingError
 
 SEPARATOR = ";"
 """Stands between plans."""
+OF_A_MACHINE = 5
+"""Engine for depthwise layers, which only a machine with a card offers to a described one."""
 _REMEMBERED = 1 << 16
 
 
@@ -98,7 +102,11 @@ def ranked(convolution: Convolution, gpu_name: str) -> str | None:
     """
     try:
         with Offers(convolution, devices.BY_NAME[gpu_name]) as offers:
-            found = [str(each.plan) for each in offers.of_mode(Mode.A) if not each.why_not_comparable(convolution)]
+            found = [
+                str(each.plan)
+                for each in offers.of_mode(Mode.A)
+                if each.plan.engine != OF_A_MACHINE and not each.why_not_comparable(convolution)
+            ]
     except CudnnError:
         return None
     return sys.intern(SEPARATOR.join(found)) or None  # many shapes have the same

@@ -50,6 +50,18 @@ def test_they_are_those_that_compute_what_is_asked_for_in_cudnns_own_order():
     assert plans_of(dataclasses.replace(ROW, math="fp32")) == ";".join(right)
 
 
+def test_an_engine_that_not_every_machine_offers_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    every = (plans_of(ROW) or "").split(";")
+    engines = [each.partition(":")[0] for each in every]
+    assert "5" not in engines
+    with monkeypatch.context() as patched:
+        patched.setattr(ranked_plans, "OF_A_MACHINE", int(engines[0]))
+        patched.setattr(ranked_plans, "ranked", ranked_plans.ranked.__wrapped__)
+        others = plans_of(ROW)
+    assert others == ";".join(each for each in every if each.partition(":")[0] != engines[0])
+    assert others != plans_of(ROW)
+
+
 def test_arithmetic_decides_which_plans_there_are():
     plain = plans_of(dataclasses.replace(ROW, math="fp32"))
     half = plans_of(dataclasses.replace(ROW, dtype="float16", layout="nhwc"))
