@@ -140,3 +140,7 @@ def test_where_exchanges_go_round_in_circles_an_active_set_finds_the_weights(mon
     by_exchanges = costs.relative_squares(parts_ms, took_ms)
     monkeypatch.setattr(costs, "EXCHANGES", 0)
     assert costs.relative_squares(parts_ms, took_ms) == pytest.approx(by_exchanges, rel=1e-6, abs=1e-9)
+
+
+def test_where_no_part_is_worth_a_weight_all_are_0():
+    assert costs.relative_squares(np.array([[-1.0, -3.0], [-2.0, -1.0]]), np.array([1.0, 1.0])).tolist() == [0, 0]

@@ -130,19 +130,21 @@ class _Squares:
 
 
 def _none_below_0(products: Floats, sums: Floats, is_above: Mask) -> Floats:
-    """Return the weights, none below 0, with the smallest squares: where no part can be better, by these conditions.
+    """Return the weights, none below 0, with the smallest squares.
 
-    Parts are exchanged all at once until they hold (block principal pivoting), which for few parts mostly takes two or
-    three solutions of equations; where it goes round in circles, by an active set.
+    Some parts have a weight, the others 0. Those whose weight would be below 0, and those of the others that are worth
+    one, are exchanged all at once until there are none (block principal pivoting): two or three times for most. What
+    goes round in circles, an active set finds.
 
     Args:
-        is_above: parts to begin with.
+        products, sums: of parts, scaled alike; the matrix is positive definite.
+        is_above: the parts that have a weight at first.
 
     Source: Kim and Park, Fast nonnegative matrix factorization, SIAM Journal on Scientific Computing 33 (2011).
     """
     for _ in range(EXCHANGES):
         above = np.flatnonzero(is_above)
-        _, weights, _ = linalg.lapack.dposv(products[above][:, above], sums[above])  # type: ignore[attr-defined]
+        weights = _solved(products[above][:, above], sums[above])
         slope = sums - products[:, above] @ weights
         slope[above] = 0
         is_wrong = slope > LEAST_SLOPE
@@ -155,6 +157,16 @@ def _none_below_0(products: Floats, sums: Floats, is_above: Mask) -> Floats:
     lower = np.linalg.cholesky(products)
     by_set: Floats = nnls(lower.T, linalg.solve_triangular(lower, sums, lower=True))[0]
     return by_set
+
+
+def _solved(products: Floats, sums: Floats) -> Floats:
+    """Return the solution of equations whose matrix is positive definite."""
+    if not len(sums):
+        return sums
+    _, found, fault = linalg.lapack.dposv(products, sums)  # type: ignore[attr-defined]
+    if fault:
+        raise np.linalg.LinAlgError(f"no positive definite matrix of {len(sums)} parts: {fault}")
+    return np.asarray(found, dtype=np.float64)
 
 
 _Group = tuple[_Squares, Floats]
