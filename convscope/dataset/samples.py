@@ -206,12 +206,23 @@ def kernel_names(text: str | None) -> tuple[str, ...] | None:
         return ()
     if not text.startswith("{"):
         return tuple(name for name in text.split(";") if name)
+    counts = _launches(text)
+    return None if counts is None else tuple(counts)
+
+
+def launches(text: str | None) -> int | None:
+    """Return how many kernels a cell of kernels says that a call launched; None where it does not say it."""
+    counts = _launches(text) if text and text.startswith("{") else None
+    return sum(counts.values()) if counts else None
+
+
+def _launches(text: str) -> dict[str, int] | None:
     try:
         counts = json.loads(text)
     except ValueError:
         return None
     is_right = isinstance(counts, dict) and all(isinstance(each, int) and each > 0 for each in counts.values())
-    return tuple(counts) if is_right else None
+    return counts if is_right else None
 
 
 @functools.lru_cache(_TEXTS)

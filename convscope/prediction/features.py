@@ -23,6 +23,7 @@ from convscope.prediction.shapes import parts
 from convscope.prediction.shapes.parts import Rates, Tiled
 from convscope.prediction.shapes.sizes import Floats, Sizes
 from convscope.prediction.shapes.tiles import tile_of
+from convscope.prediction.shapes.transforms import Transforms
 from convscope.verification import kernel_families
 
 CATEGORIES = ("algorithm", "engine", "dtype", "math", "layout")
@@ -41,8 +42,8 @@ class Features:
         roofline_ms: the least time of each by its card's peaks.
         headroom: of each row's card; NaN where its clocks are not known.
         families: of the kernels that ran, "" where they are not known. No feature: who predicts does not know it.
-        parts_ms: that the time of each by its tile is a sum of (`shapes.parts`), a column a part.
-        is_tiled: rows by plans that say their tile.
+        parts_ms: that the time of each is a sum of (`shapes.parts`, `shapes.transforms`), a column a part.
+        has_parts: rows whose parts these are: those by plans that say their tile, and by Fourier transforms.
         classes: of each, by the kernels that compute it: a coarse and a fine one (`shapes.parts.classes`).
         times_ms: of the calls, where the target follows from them (energy); None for another.
     """
@@ -52,7 +53,7 @@ class Features:
     headroom: Floats
     families: npt.NDArray[np.object_]
     parts_ms: pd.DataFrame
-    is_tiled: npt.NDArray[np.bool_]
+    has_parts: npt.NDArray[np.bool_]
     classes: tuple[parts.Labels, parts.Labels]
     times_ms: Floats | None = None
 
@@ -64,7 +65,7 @@ class Features:
         coarse, fine = (labels[kept] for labels in self.classes)
         return Features(
             values, self.roofline_ms[kept], self.headroom[kept], self.families[kept],
-            self.parts_ms.iloc[kept].reset_index(drop=True), self.is_tiled[kept], (coarse, fine), times_ms,
+            self.parts_ms.iloc[kept].reset_index(drop=True), self.has_parts[kept], (coarse, fine), times_ms,
         )  # fmt: skip
 
     def of_roofline_ms(self) -> pd.DataFrame:
@@ -127,10 +128,21 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]], time
     for name in CATEGORIES:
         columns[name] = categories[name].to_numpy()
     headroom = np.array([np.nan if each.headroom is None else each.headroom for each in of_row])
-    of_call = pd.DataFrame(parts.parts_ms(shape, tiled, rates))
-    return Features(
-        columns, roofline_ms, headroom, _families(frame), of_call, tiled.is_known, parts.classes(shape, tiled), times_ms
-    )
+    return Features(columns, roofline_ms, headroom, _families(frame), *_parts(frame, shape, tiled, rates), times_ms)
+
+
+def _parts(
+    frame: pd.DataFrame, shape: Sizes, tiled: Tiled, rates: Rates
+) -> tuple[pd.DataFrame, npt.NDArray[np.bool_], tuple[parts.Labels, parts.Labels]]:
+    """Return the parts of each row, whether it has parts of its own, and its classes."""
+    transforms = Transforms.of(shape, frame["algorithm"].to_numpy(dtype=object))
+    of_tiles = {
+        name: np.where(transforms.are_used & (name not in parts.OF_ANY), 0.0, value)
+        for name, value in parts.parts_ms(shape, tiled, rates).items()
+    }
+    coarse, fine = (np.where(transforms.are_used, transforms.kinds, each) for each in parts.classes(shape, tiled))
+    of_call = pd.DataFrame({**of_tiles, **transforms.parts_ms(shape, rates)})
+    return of_call, tiled.is_known | transforms.are_used, (coarse, fine)
 
 
 def engine(algorithm: str) -> str:

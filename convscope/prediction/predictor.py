@@ -162,7 +162,9 @@ class Predictor:
         tried, of = choices.searched(frame, self.core.levels["engine"] if self.search.shares else ())
         if not len(tried):
             return found
-        least = search.least(self._by_both(features(tried, self.cards), tried), of, len(frame))
+        asked = features(tried, self.cards)
+        launched = search.launched(self.search.launches, asked, tried)
+        least = search.least(self._by_both(asked, tried), of, len(frame), launched)
         return self.search.both(found, least, frame)
 
     def _by_both(self, given: Features, frame: pd.DataFrame) -> Floats:

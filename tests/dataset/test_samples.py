@@ -152,3 +152,11 @@ def test_times_of_one_card_in_several_ways_are_a_line_with_each_way(tmp_path: Pa
     (line,) = samples.several_ways(samples.read([tmp_path / "samples.csv"]))
     assert line.startswith(f"times of {ROW.gpu_name} were taken in 3 ways, ")
     assert all(way in line for way in (samples.SHARE, samples.EVICTED, samples.IN_A_PASS))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [('{"a": 3, "b": 1}', 4), ("a;b", None), ("", None), (None, None), ("{", None), ('{"a": 0}', None), ("[3]", None)],
+)
+def test_launches_are_counted_where_a_cell_of_kernels_says_them(text: str | None, expected: int | None):
+    assert samples.launches(text) == expected

@@ -41,7 +41,7 @@ def card_of_drawn_samples(monkeypatch: pytest.MonkeyPatch):
 def test_costs_of_parts_are_found_and_hold_for_other_shapes():
     frame, others = samples(300), samples(200, seed=7)
     given, asked = features(frame, {}), features(others, {})
-    found = costs.fit(given, frame, times(frame, given), by_tile=True)
+    found = costs.fit(given, frame, times(frame, given), by_parts=True)
     missed = found.predict(asked, others) - times(others, asked)
     assert np.quantile(np.abs(missed), 0.95) < 0.01
 
@@ -53,7 +53,7 @@ def test_few_odd_samples_change_little(monkeypatch: pytest.MonkeyPatch):
     odd = truth - np.where(np.arange(300) % 10 == 0, 2.0, 0.0)  # every tenth takes a seventh of the time
 
     def missed() -> float:
-        found = costs.fit(given, frame, odd, by_tile=True).predict(given, frame)
+        found = costs.fit(given, frame, odd, by_parts=True).predict(given, frame)
         return float(np.median(np.abs(found - truth)))
 
     assert missed() < 0.05
@@ -68,10 +68,10 @@ def test_a_plan_with_few_samples_has_the_costs_of_its_engine():
     for count, is_learned in ((costs.FEWEST - 1, False), (costs.FEWEST, True)):
         frame = pd.concat([samples(300), alike.head(count)], ignore_index=True)
         given = features(frame, {})
-        found = costs.fit(given, frame, times(frame, given), by_tile=True)
-        assert any(OTHER in name for name in found.tiles) == is_learned
+        found = costs.fit(given, frame, times(frame, given), by_parts=True)
+        assert any(OTHER in name for name in found.parts) == is_learned
         unknown = alike.assign(algorithm="plan:62:k2=4,k13=1,k27=1,k28=1")  # no sample of it
-        other = costs.Costs(found.roofline, {name: each for name, each in found.tiles.items() if PLAN not in name})
+        other = costs.Costs(found.roofline, {name: each for name, each in found.parts.items() if PLAN not in name})
         asked = features(unknown, {})
         np.testing.assert_array_equal(found.predict(asked, unknown), other.predict(asked, unknown))
 
@@ -80,7 +80,7 @@ def test_what_is_said_of_a_row_does_not_follow_from_its_fold():
     frame = samples(300)
     given, number_of = features(frame, {}), np.arange(300) % 5
     truth = times(frame, given)
-    said = costs.crossed(given, frame, truth, by_tile=True, number_of=number_of)
+    said = costs.crossed(given, frame, truth, by_parts=True, number_of=number_of)
     assert np.median(np.abs(said - truth)) < 0.01
     changed = costs.crossed(given, frame, truth + np.where(number_of == 2, 1.0, 0.0), True, number_of)
     np.testing.assert_array_equal(changed[number_of == 2], said[number_of == 2])
@@ -90,7 +90,7 @@ def test_what_is_said_of_a_row_does_not_follow_from_its_fold():
 def test_a_plan_with_enough_samples_has_costs_of_its_own():
     frame = pd.concat([samples(300), samples(60, OTHER, seed=5)], ignore_index=True)
     given = features(frame, {})
-    found = costs.fit(given, frame, times(frame, given), by_tile=True)
+    found = costs.fit(given, frame, times(frame, given), by_parts=True)
     own = frame["algorithm"].to_numpy() == OTHER
     missed = found.predict(given, frame) - times(frame, given)
     assert np.median(np.abs(missed[own])) < 0.03
@@ -107,15 +107,15 @@ def test_costs_of_the_rooflines_parts_are_by_arithmetic_and_stand_where_no_tile_
     frame = samples(150)
     frame.loc[frame.index[:20], "math"] = "tf32"
     given = features(frame, {})
-    found = costs.fit(given, frame, times(frame, given), by_tile=False)
-    assert found.tiles == {}
+    found = costs.fit(given, frame, times(frame, given), by_parts=False)
+    assert found.parts == {}
     assert {*found.roofline} == {costs.EVERY, EACH}
     assert {part for weights in found.roofline.values() for part in weights} <= {"call", "operations", "bytes"}
-    by_tile = costs.fit(given, frame, times(frame, given), by_tile=True)
-    assert by_tile.roofline == found.roofline
+    by_parts = costs.fit(given, frame, times(frame, given), by_parts=True)
+    assert by_parts.roofline == found.roofline
     others = frame.assign(algorithm="gemm")
     asked = features(others, {})
-    np.testing.assert_array_equal(by_tile.predict(asked, others), found.predict(asked, others))
+    np.testing.assert_array_equal(by_parts.predict(asked, others), found.predict(asked, others))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -206,7 +206,7 @@ def test_channels_that_are_no_multiple_of_eight_are_moved_once_more():
 
 def test_rows_by_plans_that_say_their_tile_are_told_apart():
     rows = (dataclasses.replace(ROW, algorithm=name) for name in ("torch", "plan:62:k2=5,k13=1", "plan:28:k2=4"))
-    assert features(frame(*rows), {}).is_tiled.tolist() == [False, True, False]
+    assert features(frame(*rows), {}).has_parts.tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("name", ["torch", "plan:62:k2=5,k13=1,k27=8,k28=1", "plan+packed:45:k2=5,k5=4"])

@@ -15,6 +15,7 @@ from fakes.drawn_samples import CARDS, drawn, frame_of
 from convscope.dataset import choices
 from convscope.dataset.samples import SampleRow
 from convscope.prediction import document, predictor
+from convscope.prediction.features import features
 from convscope.prediction.learners import search
 from convscope.prediction.predictor import Predictor
 
@@ -90,6 +91,8 @@ def test_intervals_are_of_the_estimate_by_both(made: Predictor):
 
 
 def test_it_stays_in_a_document(made: Predictor, tmp_path: Path):
+    known = dataclasses.replace(made.search, launches={"float32 tf32 nchw, dense, plan:1": 3.0})
+    made = dataclasses.replace(made, search=known)
     document.write(tmp_path / "predictor.json", made, ASKED)
     again = document.read(tmp_path / "predictor.json")
     assert isinstance(again, Predictor)
@@ -144,18 +147,48 @@ def test_a_row_with_the_name_of_searches_whose_plans_are_known_may_have_none(fra
 
 def test_the_least_of_each_row_is_found_and_unknown_with_one_that_is():
     of = np.array([2, 0, 2, 0, 3])
-    found = search.least(np.array([3.0, 1.0, 2.0, np.nan, 5.0]), of, 5)
+    found = search.least(np.array([3.0, 1.0, 2.0, np.nan, 5.0]), of, 5, np.full(5, -np.inf))
     np.testing.assert_array_equal(found, [np.nan, np.nan, 2.0, 5.0, np.nan])
+
+
+def test_a_plan_that_is_slower_with_its_launches_is_passed_over():
+    of, estimates = np.array([0, 0, 1, 1, 2]), np.array([1.0, 2.0, 1.0, 2.0, 1.0])
+    launched = np.array([3.0, 2.5, 1.5, -np.inf, 9.0])
+    np.testing.assert_array_equal(search.least(estimates, of, 3, launched), [2.0, 1.0, 1.0])
+
+
+def with_kernels(groups: int, kernels: str | None, plan: str = "plan:45:k2=5,k5=3") -> SampleRow:
+    each = {"in_channels": 64 * groups, "out_channels": 64 * groups, "groups": groups, "kernels": kernels}
+    return dataclasses.replace(ROW, algorithm=plan, dtype="float16", layout="nhwc", batch_size=8, **each)  # type: ignore[arg-type]
+
+
+def launches_of(frame: pd.DataFrame) -> dict[str, float]:
+    return search.launches(features(frame, {}), frame)
+
+
+def test_kernels_for_each_group_are_counted_where_samples_agree():
+    each = [with_kernels(groups, f'{{"slice": {2 * groups}, "product": {groups}}}') for groups in range(2, 10)]
+    constant = [with_kernels(groups, '{"slice": 4, "product": 1}', "plan:62:k2=5,k13=1") for groups in range(2, 10)]
+    alone = [dataclasses.replace(with_kernels(1, '{"product": 9}'), groups=1)] * 9
+    unknown = [with_kernels(4, kernels) for kernels in (None, "slice;product", "{")]
+    found = launches_of(frame_of([*each, *constant, *alone, *unknown]))
+    assert found == {"float16 tf32 nhwc, powers alike, plan:45": 3.0}
+    assert launches_of(frame_of(each[:4])) == {}
+    assert launches_of(frame_of(each).drop(columns="kernels")) == {}
+    asked = frame_of([with_kernels(2, None), with_kernels(50, None, "plan:45:k2=7,k5=3"), *constant[:1]])
+    given = features(asked, {})
+    times_ms = np.exp(search.launched(found, given, asked)) * given.roofline_ms
+    assert times_ms.tolist() == pytest.approx([6 * search.LAUNCH_MS, 150 * search.LAUNCH_MS, 0])
 
 
 def test_what_misses_less_counts_more():
     draw, frame = np.random.default_rng(0), frame_of([ROW] * 400)
     rough, fine = draw.normal(0, 0.3, 400), draw.normal(0.1, 0.02, 400)
-    found = search.fit(rough, fine, frame)
+    found = search.fit(rough, fine, frame, {})
     (share,), (usual,) = found.shares.values(), found.usual.values()
     assert share >= 0.9
     assert usual == pytest.approx(0.1, abs=0.01)
     own, least = np.zeros(400), np.where(np.arange(400) == 0, np.nan, 1.0)
     both = found.both(own, least, frame)
     np.testing.assert_allclose(both, [0.0, *[share * (1 + usual)] * 399])
-    assert search.fit(rough[:40], fine[:40], frame[:40]) == search.Search()
+    assert search.fit(rough[:40], fine[:40], frame[:40], {}) == search.Search()

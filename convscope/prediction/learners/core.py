@@ -88,7 +88,7 @@ class Core:
 
     def of_rows(self, given: Features, frame: pd.DataFrame, wanted: Floats, learned: Mask) -> Floats:
         """Return `common` as it would be if the costs had learned some rows alone."""
-        found = costs.fit(given, frame, wanted, bool(self.costs.tiles), learned)
+        found = costs.fit(given, frame, wanted, bool(self.costs.parts), learned)
         return found.predict(given, frame) + self.headroom(given)
 
     def headroom(self, given: Features) -> Floats:
@@ -121,7 +121,7 @@ def fit(
     """Fit an estimate of the logarithm of a target over the roofline's time, which is `wanted` for each row.
 
     Args:
-        is_linear: the leaves of trees are (`LINEAR`), and costs of plans are by their tiles, unless the target follows
+        is_linear: the leaves of trees are (`LINEAR`), and costs are by calls' own parts, unless the target follows
             from the time of a call: for cards that were learned.
         learned: the rows that it is fitted to; the others have rests too. None: all.
         folds: number of folds that trees are fitted for, the first ones. Rows of the others have no rest, and work that
@@ -135,8 +135,8 @@ def fit(
     levels = booster.levels(given.values[may])
     numbers = booster.matrix(given.values, levels)
     cards, work = frame["gpu_name"].to_numpy(dtype=object), splits.joined(frame, WORK)
-    by_tile = is_linear and given.times_ms is None
-    of_all = costs.fit(given, frame, wanted, by_tile, may)
+    by_parts = is_linear and given.times_ms is None
+    of_all = costs.fit(given, frame, wanted, by_parts, may)
     known_headroom = given.headroom[may]
     usual = float(np.nanmean(known_headroom)) if np.isfinite(known_headroom).any() else 0.0
     headroom = _filled(given.headroom, usual)
@@ -145,7 +145,7 @@ def fit(
     number_of = _folds(frame)
     if len(np.unique(number_of[may])) < 2:
         raise InputError(f"samples of {len({*work[may]})} shapes are too few to hold some of them back: measure more")
-    left = wanted - share * headroom - costs.crossed(given, frame, wanted, by_tile, number_of, may)
+    left = wanted - share * headroom - costs.crossed(given, frame, wanted, by_parts, number_of, may)
     learns = [(number_of != number) & may for number in range(folds)]
     rounds, settings = (LINEAR_ROUNDS, LINEAR) if is_linear else (booster.ROUNDS, {})
     trees = threads.parallel_map(lambda rows: Booster.fit(names, numbers[rows], left[rows], rounds, **settings), learns)

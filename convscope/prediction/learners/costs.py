@@ -3,12 +3,13 @@
 Each call has the roofline's parts: the launch, operations and bytes. Their weights are by arithmetic, the same for all
 algorithms, by least squares of relative errors. They hold beyond the sizes that were learned, and for other cards.
 
-Calls by plans that say their tile have the parts that follow from it (`shapes.parts`) instead. Those of one arithmetic,
-class of shapes, engine and plan mostly run the same kernels, so they have weights of their own, on each card. Weights
-of a narrower group begin with those of the wider one around it, as if some of the latter's samples were its own: so few
-samples are enough (partial pooling). A wider group stands for a narrower one that was not learned. The mean absolute
-logarithm of predicted over measured times is made small by squares of relative errors, each counted by what makes it
-such a logarithm (iteratively reweighted least squares), so that few odd samples change little.
+Calls by plans that say their tile have the parts that follow from it (`shapes.parts`) instead, those by Fourier
+transforms the parts of these (`shapes.transforms`). Calls of one arithmetic, class of shapes, engine and plan mostly
+run the same kernels, so they have weights of their own, on each card. Weights of a narrower group begin with those of
+the wider one around it, as if some of the latter's samples were its own: so few samples are enough (partial pooling). A
+wider group stands for a narrower one that was not learned. The mean absolute logarithm of predicted over measured times
+is made small by squares of relative errors, each counted by what makes it such a logarithm (iteratively reweighted
+least squares), so that few odd samples change little.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ROUNDS, LEAST = 3, 0.05
 TINIEST = 1e-6
 """Ratio that stands for one of 0, whose logarithm has no end."""
 FASTEST = 0.1
-"""Share of the roofline's time that a call by tiles takes at least: caches are faster than the memory, not by more."""
+"""Share of the roofline's time that a call by parts takes at least: caches are faster than the memory, not by more."""
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 
@@ -56,20 +57,20 @@ class Costs:
 
     Attributes:
         roofline: of the roofline's parts, by arithmetic; `EVERY` for others.
-        tiles: of parts by the plan's tile, by the name of a group; nothing where all calls have the roofline's parts.
+        parts: of a call's own parts, by the name of a group; nothing where all calls have the roofline's parts.
     """
 
     roofline: Mapping[str, Mapping[str, float]]
-    tiles: Mapping[str, Mapping[str, float]]
+    parts: Mapping[str, Mapping[str, float]]
 
     def predict(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return the logarithm of the sum of the parts' costs over the roofline's time, for each row."""
         by_roofline = _finest([splits.joined(frame, ARITHMETIC)], self.roofline, EVERY)
         found_ms = _weighted(given.of_roofline_ms(), self.roofline, by_roofline)
-        tiled = np.flatnonzero(given.is_tiled & bool(self.tiles))
-        names = _finest(_levels(given, frame, tiled), self.tiles, NONE) if len(tiled) else tiled
-        known = tiled[names != NONE]
-        found_ms[known] = _weighted(given.parts_ms.iloc[known], self.tiles, names[names != NONE])
+        rows = np.flatnonzero(given.has_parts & bool(self.parts))
+        names = _finest(_levels(given, frame, rows), self.parts, NONE) if len(rows) else rows
+        known = rows[names != NONE]
+        found_ms[known] = _weighted(given.parts_ms.iloc[known], self.parts, names[names != NONE])
         share = found_ms / given.roofline_ms
         share[known] = np.maximum(share[known], FASTEST)
         found: Floats = np.log(share)
@@ -173,11 +174,11 @@ _Group = tuple[_Squares, Floats]
 """Sums and weights of a group."""
 
 
-def fit(given: Features, frame: pd.DataFrame, wanted: Floats, by_tile: bool, learned: Mask | None = None) -> Costs:
+def fit(given: Features, frame: pd.DataFrame, wanted: Floats, by_parts: bool, learned: Mask | None = None) -> Costs:
     """Fit weights to the logarithm of a target over the roofline's time, which is `wanted` for each row.
 
     Args:
-        by_tile: calls by plans that say their tile have the parts that follow from it.
+        by_parts: calls that have parts of their own cost these.
         learned: the rows that they are fitted to; None: all.
     """
     kept = np.arange(len(frame)) if learned is None else np.flatnonzero(learned)
@@ -188,14 +189,14 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, by_tile: bool, lea
     roofline = {
         name: _named(parts, _Squares.of(relative[rows]).weights()) for name, rows in [(EVERY, kept), *of_arithmetic]
     }
-    tiled = kept[given.is_tiled[kept]]
-    return Costs(roofline, _by_tile(given, frame, took_ms, tiled) if by_tile and len(tiled) >= FEWEST else {})
+    own = kept[given.has_parts[kept]]
+    return Costs(roofline, _by_parts(given, frame, took_ms, own) if by_parts and len(own) >= FEWEST else {})
 
 
-def _by_tile(given: Features, frame: pd.DataFrame, took_ms: Floats, tiled: Places) -> dict[str, dict[str, float]]:
-    """Return the weights of groups of rows by plans that say their tile."""
-    relative = given.parts_ms.to_numpy(float)[tiled] / took_ms[tiled]
-    levels = _levels(given, frame, tiled)
+def _by_parts(given: Features, frame: pd.DataFrame, took_ms: Floats, own: Places) -> dict[str, dict[str, float]]:
+    """Return the weights of groups of rows that have parts of their own."""
+    relative = given.parts_ms.to_numpy(float)[own] / took_ms[own]
+    levels = _levels(given, frame, own)
     found = dict[str, dict[str, float]]()
 
     def narrow(name: str, rows: Places, wider: _Group | None, depth: int) -> None:
@@ -209,7 +210,7 @@ def _by_tile(given: Features, frame: pd.DataFrame, took_ms: Floats, tiled: Place
                         narrow(own, of_own, mine, depth)
                 return
 
-    for name, rows in _rows_of(levels[0], np.arange(len(tiled))):
+    for name, rows in _rows_of(levels[0], np.arange(len(own))):
         if len(rows) >= FEWEST:
             narrow(name, rows, None, 1)
     return found
@@ -220,7 +221,7 @@ def _named(parts: pd.DataFrame, weights: Floats) -> dict[str, float]:
 
 
 def crossed(
-    given: Features, frame: pd.DataFrame, wanted: Floats, by_tile: bool, number_of: Places, learned: Mask | None = None
+    given: Features, frame: pd.DataFrame, wanted: Floats, by_parts: bool, number_of: Places, learned: Mask | None = None
 ) -> Floats:
     """Return for each row what costs say that did not learn its fold, as `Costs.predict` does.
 
@@ -232,7 +233,7 @@ def crossed(
 
     def without(number: int) -> Floats:
         out = number_of == number
-        return fit(given, frame, wanted, by_tile, ~out & may).predict(given.rows(out), frame[out])
+        return fit(given, frame, wanted, by_parts, ~out & may).predict(given.rows(out), frame[out])
 
     found = np.empty(len(frame))
     for number, values in zip(numbers, threads.parallel_map(without, numbers.tolist()), strict=True):

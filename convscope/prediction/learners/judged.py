@@ -52,18 +52,22 @@ class Judged:
         """Return what is missed of each row; what is in no part is of no kind of network."""
         return np.where(np.isnan(self.missed), self.rests, self.missed)
 
-    def with_search(self, frame: pd.DataFrame, of: Places) -> tuple[Judged, Search]:
-        """Return it for the leading rows (`frame`), those of searches judged by their plans too, and how they are.
+    def with_search(self, given: Features, frame: pd.DataFrame, wanted: Floats, of: Places) -> tuple[Judged, Search]:
+        """Return it for the rows before those that searches tried, those of searches judged by their plans too.
 
         Args:
-            of: of each other row, the number of that which tried it.
+            of: of each of the last rows, the number of that which tried it.
         """
-        count, asked = len(frame), np.unique(of)
+        count, asked = len(frame) - len(of), np.unique(of)
+        is_tried = np.arange(len(frame)) >= count
+        launches = search.launches(given.rows(~is_tried), frame[~is_tried]) if len(of) else {}
+        launched = search.launched(launches, given.rows(is_tried), frame[is_tried]) - wanted[is_tried]
+        frame = frame[~is_tried]
 
         def least(missed: Floats) -> Floats:
-            return -search.least(-missed[count:], of, count)
+            return -search.least(-missed[count:], of, count, launched)
 
-        found = search.fit(self.missed[asked], least(self.missed)[asked], frame.iloc[asked])
+        found = search.fit(self.missed[asked], least(self.missed)[asked], frame.iloc[asked], launches)
 
         def of_both(missed: Floats) -> Floats:
             return -found.both(-missed[:count], -least(missed), frame)
@@ -88,8 +92,8 @@ def judged(
         of: of each of the last rows, the number of the row that tried it.
         parts, models: of the rows before them.
     """
-    count, is_linear, is_one = len(frame) - len(of), unit != "gpu", models is parts
-    learned, own = np.arange(len(frame)) < count, frame.iloc[:count]
+    is_linear, is_one = unit != "gpu", models is parts
+    learned = np.arange(len(frame)) < len(frame) - len(of)
     fitted = core.fit(given, frame, wanted, is_linear, learned)
     parts = [each.with_more(of) for each in parts]
     models = parts if is_one else [each.with_more(of) for each in models]
@@ -98,9 +102,8 @@ def judged(
     missed_models = missed_parts if is_one else by_trees(models)
     missed, far = held_out.together(parts, missed_parts), np.zeros(len(frame))
     if not is_linear:
-        return Judged(fitted.core, fitted.rests, None, {}, missed, far, missed_models, [far] * len(models)).with_search(
-            own, of
-        )
+        by_trees_alone = Judged(fitted.core, fitted.rests, None, {}, missed, far, missed_models, [far] * len(models))
+        return by_trees_alone.with_search(given, frame, wanted, of)
     divided = [*parts, *(() if is_one else models)]
     found = process.fit(given, frame, fitted.left, cards, [(each.out, each.gone) for each in divided], learned)
 
@@ -120,7 +123,7 @@ def judged(
         fitted.core, fitted.rests, found.process, shares, both(share, missed, near),
         held_out.together(parts, found.far[: len(parts)], np.inf),
         [both(share, *each) for each in zip(missed_models, by_process[last:], strict=True)], found.far[last:],
-    ).with_search(own, of)  # fmt: skip
+    ).with_search(given, frame, wanted, of)  # fmt: skip
 
 
 def _shares(engines: splits.Labels, trees: Floats, smooth: Floats) -> dict[str, float]:

@@ -24,6 +24,8 @@ MOST_IDLE = 8.0
 """Cap on whole waves over those that are needed: below one wave the ratio only repeats how few blocks there are."""
 PADDED = 8
 """Channels and filters are padded to a multiple of it, by kernels of their own, or filters by their channels."""
+OF_ANY = frozenset({"call", "input", "output", "filters", "groups"})
+"""Parts that a call has however it is computed."""
 Parts = dict[str, Floats]
 Labels = npt.NDArray[np.object_]
 
