@@ -65,9 +65,9 @@ class Data:
         """Return what costs leave over that did not learn a row's shape, nor kinds that are left out."""
         wanted, rows = predictor.logarithms(self.frame, "time", given), self.learned
         number_of = splits.folds(self.shapes[rows])
-        found = costs.fit(given, self.frame, wanted, by_tile=True, learned=rows).predict(given, self.frame)
+        found = costs.fit(given, self.frame, wanted, by_parts=True, learned=rows).predict(given, self.frame)
         own = self.frame.iloc[np.flatnonzero(rows)]
-        found[rows] = costs.crossed(given.rows(rows), own, wanted[rows], by_tile=True, number_of=number_of)
+        found[rows] = costs.crossed(given.rows(rows), own, wanted[rows], by_parts=True, number_of=number_of)
         return wanted - found
 
     def some(self, rows: Rows, most: int, seed: int = 0) -> Rows:

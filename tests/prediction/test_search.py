@@ -192,3 +192,33 @@ def test_what_misses_less_counts_more():
     both = found.both(own, least, frame)
     np.testing.assert_allclose(both, [0.0, *[share * (1 + usual)] * 399])
     assert search.fit(rough[:40], fine[:40], frame[:40], {}) == search.Search()
+
+
+def of_many_launches(count: int, seed: int = 0) -> list[SampleRow]:
+    """Return grouped shapes by two plans, and by a search that takes the faster one with its launches.
+
+    The one that takes less time launches five kernels for each group, the other one one.
+    """
+    found = []
+    for row in drawn(count, noise=0.01, seed=seed):
+        groups = 2 + zlib.crc32(repr((row.in_channels, row.in_height_px)).encode()) % 7
+        sizes = {"in_channels": row.in_channels * groups, "out_channels": row.out_channels * groups, "groups": groups}
+        row = dataclasses.replace(row, cudnn="9.19.0", ranked_plans="2;1", math="tf32", **sizes)  # type: ignore[arg-type]
+        assert row.mean_ms
+        took_ms = {"1": (0.5 * row.mean_ms, 5 * groups), "2": (row.mean_ms, groups)}
+        fastest = min(took_ms, key=lambda name: max(took_ms[name][0], took_ms[name][1] * search.LAUNCH_MS))
+        found += [
+            dataclasses.replace(row, algorithm=f"plan:{name}", mean_ms=mean_ms, kernels=f'{{"product": {launches}}}')
+            for name, (mean_ms, launches) in took_ms.items()
+        ]
+        found.append(dataclasses.replace(row, algorithm=choices.SEARCH, mean_ms=took_ms[fastest][0]))
+    return found
+
+
+def test_a_fit_learns_that_a_search_passes_over_plans_of_many_launches():
+    rows, asked = of_many_launches(200), of_searches(of_many_launches(40, seed=5))
+    made = predictor.fit(frame_of(rows), "time", {})
+    assert {round(each, 6) for each in made.search.launches.values()} == {1, 5}
+    assert min(made.search.shares.values()) >= 0.8
+    without = dataclasses.replace(made, search=dataclasses.replace(made.search, launches={}))
+    assert missed(made, asked) < 0.2 < missed(without, asked)

@@ -46,6 +46,11 @@ def expected_ms(numbers: int, count: int, one_by_one: int, groups: int = 1) -> l
         ("fft tiling", {"kernel_size": "5x1", "padding": "2x0"}, expected_ms(17, 70 * 3, 0)),
         ("fft tiling", {"stride": "2x2"}, expected_ms(17 * 32, 2 * 3, 6)),  # all outputs are computed
         ("fft", {}, expected_ms(65 * 128, 1, 0)),  # 70 + 4 reach beyond 64
+        (
+            "fft",
+            {"in_height_px": 5, "in_width_px": 4, "kernel_size": "3x3", "padding": "1x1"},
+            expected_ms(9 * 16, 1, 0),
+        ),
         ("direct", {}, [0.0] * 5),
         ("plan:70:k2=4,k18=0", {}, [0.0] * 5),
     ],

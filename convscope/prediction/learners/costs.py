@@ -38,7 +38,7 @@ BORROWED = 10
 RIDGE = 1e-9
 """Share that is added to the squares of each part: those that are alike in all samples make no matrix singular."""
 EXCHANGES, LEAST_SLOPE = 12, 1e-10
-"""Times that parts are exchanged at most, and how much less squares must become for a part to be worth a weight."""
+"""Times that parts are exchanged at most, and the slope of the squares from which a part is worth a weight."""
 MOST = 1_500
 """Samples that the weights of a group are learned from at most, as far apart in the order of samples as can be."""
 ROUNDS, LEAST = 3, 0.05
@@ -134,8 +134,8 @@ def _none_below_0(products: Floats, sums: Floats, is_above: Mask) -> Floats:
     """Return the weights, none below 0, with the smallest squares.
 
     Some parts have a weight, the others 0. Those whose weight would be below 0, and those of the others that are worth
-    one, are exchanged all at once until there are none (block principal pivoting): two or three times for most. What
-    goes round in circles, an active set finds.
+    one, are exchanged all at once until there are none (block principal pivoting): two or three times for most. Where
+    that goes round in circles, an active set finds them.
 
     Args:
         products, sums: of parts, scaled alike; the matrix is positive definite.

@@ -6,7 +6,7 @@ estimates is too low, for each has an error, and what is not in the list may be 
 and how much it counts beside the estimate from other calls of the search, is learned by arithmetic, from what was
 held out.
 
-What the search times is launched from the host, kernel by kernel. A plan that launches several for each group takes at
+The search launches each kernel from the host. A plan that launches several for each group takes at
 least the time of its launches there, though not in a graph or where the GPU has other work, as in samples. So a plan
 is passed over for another that is faster with its launches.
 """
@@ -31,8 +31,9 @@ FEWEST = 50
 LAUNCH_MS = 0.006
 """Time of a launch from the host: of 0 to 12 µs, that with which most searches of grouped convolutions take what the
 fastest of their plans takes, on both cards (`benchmarks/data_set.py`)."""
-SEVERAL, APART = 5, 0.2
-"""Samples that say how many kernels a plan launches for each group, at least, and how far apart they may be."""
+SEVERAL, APART, AGREE = 5, 0.2, 0.8
+"""Samples that say how many kernels a plan launches for each group, at least, how far apart they may be, and the share
+of them that must not be farther."""
 Places = npt.NDArray[np.intp]
 
 
@@ -75,11 +76,14 @@ def launches(given: Features, frame: pd.DataFrame) -> dict[str, float]:
         return {}
     rows = np.flatnonzero((frame["groups"] > 1) & frame["kernels"].notna())
     counts = {text: samples.launches(text) for text in frame["kernels"].iloc[rows].unique()}
-    of_group = frame["kernels"].iloc[rows].map(counts).to_numpy(float) / frame["groups"].to_numpy(float)[rows]
+    groups = frame["groups"].to_numpy(float)[rows]
+    table = pd.DataFrame({"groups": groups, "each": frame["kernels"].iloc[rows].map(counts).to_numpy(float) / groups})
     found = {}
-    for name, each in pd.Series(of_group).groupby(_labels(given, frame)[rows]):
-        median = float(each.median())
-        if each.notna().sum() >= SEVERAL and median >= 1 and float((each / median - 1).abs().median()) <= APART:
+    for name, known in table.dropna().groupby(_labels(given, frame)[rows][table["each"].notna()]):
+        median = float(known["each"].median())
+        agree = float(((known["each"] / median - 1).abs() <= APART).mean())
+        several = len(known) >= SEVERAL and known["groups"].max() >= 2 * known["groups"].min()
+        if several and agree >= AGREE and median >= 1:
             found[str(name)] = median
     return found
 

@@ -1,9 +1,10 @@
 """Parts that the time of a convolution by Fourier transforms is a sum of.
 
-`fft` transforms each image whole, at a side that is a power of two. `fft tiling` cuts it into tiles of 32 × 32 inputs,
-of which 33 less the kernel's side are outputs along an axis; with a kernel of one pixel along an axis it transforms
-lines of 32 instead. All tiles of an image are computed one after another where its workspace is small. The spectra of
-input, filters and output are complex numbers, written and read once, and multiplied over the channels.
+`fft` transforms each image whole, at a side that is a power of two, of 16 at least. `fft tiling` cuts it into tiles of
+32 × 32 inputs, of which 33 less the kernel's side are outputs along an axis; with a kernel of one pixel along an axis
+it transforms lines of 32 instead (of a few images of about 200 pixels and more lines of 256, which are not in here).
+All tiles of an image are computed one after another where its workspace is small. The spectra of input, filters and
+output are complex numbers, written and read once, and multiplied over the channels.
 
 Source: the kernels that cuDNN 9.19 ran on an H200 and an H100 (data/), by name, and how their time grows with sizes.
 """
@@ -19,8 +20,8 @@ from convscope.prediction.shapes.parts import Labels, Parts, Rates
 from convscope.prediction.shapes.sizes import Floats, Sizes
 
 WHOLE, TILING = "fft", "fft tiling"
-SIDE_PX = 32
-"""Side of a tile."""
+SIDE_PX, LEAST_PX = 32, 16
+"""Side of a tile, and of the transform of a whole image at least."""
 OF_COMPLEX = 2
 """Elements that a complex number takes."""
 NAMES = ("spectra of input", "spectra of output", "spectra of filters", "spectra's products", "tiles one by one")
@@ -55,7 +56,7 @@ class Transforms:
             for outputs, taps in zip(computed, sizes.kernel.T, strict=True)
         )
         lines = np.where(sizes.kernel[:, 0] == 1, computed[0] * wide, computed[1] * high)
-        side = sizes.transform_side()
+        side = np.maximum(sizes.transform_side(), LEAST_PX)
         cases = [kinds == "whole", kinds == "lines"]
         return cls(
             numbers=np.select(cases, [_half(side) * side, _half(SIDE_PX)], _half(SIDE_PX) * SIDE_PX),
