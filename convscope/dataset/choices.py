@@ -1,14 +1,20 @@
 """Samples of what chooses a plan, as samples of the plan that it runs: the kernels are the same.
 
-What is chosen follows from the plans of the shape that cuDNN ranks (`ranked_plans`, which says what is not in the
-list). Where they are not known, what chooses stays an algorithm of its own, which runs one kernel or another.
+What is chosen follows from the plans of the shape that cuDNN ranks (`ranked_plans`). Where they are not known, what
+chooses stays an algorithm of its own, which runs one kernel or another.
 
-- cuDNN's own choice and its `implicit precomp gemm` run the first of them; so does PyTorch's, but for depthwise layers.
+- cuDNN's own choice (`guess`), its `implicit precomp gemm` and PyTorch's (`torch`) run the first of them. The first two
+  have no engine for depthwise layers (5), and the second no Fourier transform (3). PyTorch has kernels of its own for
+  depthwise layers, but in channels last.
 - `implicit gemm` runs the first of engines 0 and 28; where neither is in the list, engine 28 without knobs, or engine 0
   for dilated convolutions in 16 bits, which 28 does not compute.
 - `gemm` runs engine 0 where it is in the list, else a matrix product of the unfolded image, which no plan does.
-- PyTorch's search (`torch benchmark`) runs the fastest of the first ten, unless it takes what is not in the list: for
-  1×1 layers that cuBLASLt may compute, depthwise ones, and by FMA, where Fourier transforms are among the fastest.
+- PyTorch's search (`torch benchmark`) runs the fastest of the first ten, but for depthwise layers like its choice.
+- Engine 3 in float32 is the algorithm `fft`; in 16 bits no search took it.
+
+A list that was asked for without a card lacks engines 3, 5 and 58. So it does not say what is chosen for 1×1 layers
+that cuBLASLt (58) may compute, by PyTorch for depthwise ones, and by its search by FMA, where Fourier transforms are
+among the fastest. For a few layers by FMA it says another plan than `guess` and `torch` run.
 
 The kernels that ran say so (docs/prediction.md).
 """
@@ -23,21 +29,27 @@ import pandas as pd
 
 from convscope.dataset import ranked_plans
 
-OF_CUDNN = ("guess", "implicit precomp gemm")
-"""Algorithms that run the first plan of their shape."""
+FIRST = {
+    "guess": {ranked_plans.DEPTHWISE},
+    "implicit precomp gemm": {ranked_plans.DEPTHWISE, ranked_plans.FOURIER},
+    "torch": frozenset[int](),
+}
+"""Algorithms that run the first plan of their shape, with the engines that they do not have."""
 OF_PYTORCH = "torch"
-"""PyTorch's own choice: the same, but for depthwise layers, for many of which PyTorch has a kernel of its own."""
+"""PyTorch's own choice."""
 SEARCH, TRIED = "torch benchmark", 10
 """PyTorch's search, and the plans that it tries at most (`torch.backends.cudnn.benchmark_limit`)."""
-AMONG = {"implicit gemm": ("0", "28"), "gemm": ("0",)}
+AMONG = {"implicit gemm": (0, 28), "gemm": (0,)}
 """Engines that an algorithm runs the first one of."""
 UNFOLDED, SEARCHED = "gemm (unfolded)", "torch benchmark (of plans)"
 """Names of what is no plan either, but known better than by the name of the algorithm."""
-CHOOSERS = (*OF_CUDNN, OF_PYTORCH, *AMONG, SEARCH)
+CHOOSERS = (*FIRST, *AMONG, SEARCH)
 FFT = "fft"
-"""In the names of kernels that no plan in the list has: a Fourier transform's."""
+"""The algorithm that engine 3 is, and what the kernels of Fourier transforms have in their names."""
 PLAN = "plan:"
-COLUMN = "ranked_plans"
+_FLOAT32 = "float32"
+COLUMN, ABOUT = "ranked_plans", "ranked_for"
+"""The plans of a sample, and whether a card was there when they were asked for."""
 
 
 def can_be_asked_for(names: Iterable[str]) -> list[str]:
@@ -64,13 +76,14 @@ def resolved(frame: pd.DataFrame, versions: Iterable[str] | None = None) -> pd.D
 def with_plans(frame: pd.DataFrame) -> pd.DataFrame:
     """Return samples, and behind them those by what chooses a plan once more, as samples by that plan.
 
-    Those whose kernels say that another plan ran, one that is not in the list, are not among the latter.
+    Those whose kernels say that a Fourier transform ran which is not in the list are not among the latter.
     """
     if COLUMN not in frame:
         return frame
     plans = chosen(frame)
     ran = frame["kernels"].fillna("") if "kernels" in frame else pd.Series("", frame.index)
-    is_it = (plans != "") & ~ran.str.contains(FFT, regex=False).to_numpy(dtype=np.bool_)
+    is_other = ran.str.contains(FFT, regex=False).to_numpy(dtype=np.bool_) & (plans != FFT)
+    is_it = (plans != "") & ~is_other
     return pd.concat([frame, frame[is_it].assign(algorithm=plans[is_it])], ignore_index=True)
 
 
@@ -84,7 +97,8 @@ def searched(frame: pd.DataFrame, engines: Iterable[str]) -> tuple[pd.DataFrame,
         return frame.iloc[:0], np.zeros(0, dtype=np.intp)
     rows, known = np.flatnonzero((frame["algorithm"] == SEARCHED) & frame[COLUMN].notna()), {*engines}
     lists = [text.split(ranked_plans.SEPARATOR)[:TRIED] for text in frame[COLUMN].iloc[rows]]
-    pairs = [(row, PLAN + plan) for row, plans in zip(rows, lists, strict=True) for plan in plans]
+    dtypes = frame["dtype"].iloc[rows]
+    pairs = [(row, _named(plan, dtype)) for row, dtype, plans in zip(rows, dtypes, lists, strict=True) for plan in plans]
     pairs = [(row, name) for row, name in pairs if ":".join(name.split(":")[:2]) in known]
     of = np.array([row for row, _ in pairs], dtype=np.intp)
     return frame.iloc[of].assign(algorithm=[name for _, name in pairs]).reset_index(drop=True), of
@@ -99,16 +113,17 @@ def chosen(frame: pd.DataFrame) -> npt.NDArray[np.object_]:
     """Return what each row's choice runs: a plan, `UNFOLDED` or `SEARCHED`; "" for no choice, or an unknown one."""
     if frame.empty:
         return np.zeros(0, dtype=object)
-    algorithm, of_cublaslt, is_depthwise = frame["algorithm"], _may_be_of_cublaslt(frame), depthwise(frame)
-    by_fma = (frame["dtype"] == "float32") & (frame["math"] == "fp32")
-    in_list = ~of_cublaslt & ~(is_depthwise & algorithm.isin([OF_PYTORCH, SEARCH])) & ~(by_fma & (algorithm == SEARCH))
-    dilated_in_16_bits = (frame["dtype"] != "float32") & (frame["dilation"] != "1x1")
-    asked = pd.MultiIndex.from_arrays([algorithm, frame[COLUMN].fillna(""), in_list, dilated_in_16_bits])
-    numbers, cases = pd.factorize(asked)
+    algorithm, dtype, of_pytorch = frame["algorithm"], frame["dtype"], frame["algorithm"].isin([OF_PYTORCH, SEARCH])
+    is_own = of_pytorch & depthwise(frame) & (frame["layout"] != "nhwc")
+    may_be_other = _may_be_of_cublaslt(frame) | (of_pytorch & depthwise(frame)) | (_by_fma(frame) & (algorithm == SEARCH))
+    for_card = frame[ABOUT] == ranked_plans.CARD if ABOUT in frame else pd.Series(False, frame.index)
+    in_list = ~is_own & (for_card | ~may_be_other)
+    asked = [algorithm, frame[COLUMN].fillna(""), in_list, dtype, frame["dilation"] != "1x1"]
+    numbers, cases = pd.factorize(pd.MultiIndex.from_arrays(asked))
     return np.array([_chosen(*case) for case in cases], dtype=object)[numbers]
 
 
-def _chosen(algorithm: str, ranked: str, in_list: bool, dilated_in_16_bits: bool) -> str:
+def _chosen(algorithm: str, ranked: str, in_list: bool, dtype: str, is_dilated: bool) -> str:
     """Return what an algorithm runs of the plans of a shape, as `chosen` does.
 
     Args:
@@ -118,14 +133,32 @@ def _chosen(algorithm: str, ranked: str, in_list: bool, dilated_in_16_bits: bool
     if not ranked or algorithm not in CHOOSERS:
         return ""
     if algorithm in AMONG:
-        last = UNFOLDED if algorithm == "gemm" else PLAN + ("0" if dilated_in_16_bits else "28")
-        return next((PLAN + plan for plan in plans if plan.split(":")[0] in AMONG[algorithm]), last)
+        last = UNFOLDED if algorithm == "gemm" else PLAN + ("0" if is_dilated and dtype != _FLOAT32 else "28")
+        return next((PLAN + plan for plan in plans if _engine(plan) in AMONG[algorithm]), last)
     if not in_list:
         return ""
-    return SEARCHED if algorithm == SEARCH else PLAN + plans[0]
+    if algorithm == SEARCH:
+        return SEARCHED
+    has = (plan for plan in plans if _engine(plan) not in FIRST[algorithm])
+    return next((_named(plan, dtype) for plan in has), "")
+
+
+def _named(plan: str, dtype: str) -> str:
+    """Return the algorithm that a plan in a list is; "" for one that is not known."""
+    if _engine(plan) != ranked_plans.FOURIER:
+        return PLAN + plan
+    return FFT if dtype == _FLOAT32 else ""
+
+
+def _engine(plan: str) -> int:
+    return int(plan.split(":")[0])
+
+
+def _by_fma(frame: pd.DataFrame) -> pd.Series[bool]:
+    return (frame["dtype"] == _FLOAT32) & (frame["math"] == "fp32")
 
 
 def _may_be_of_cublaslt(frame: pd.DataFrame) -> pd.Series[bool]:
-    """Tell where cuDNN may rank an engine first that is not in the list: cuBLASLt's, for 1×1 layers, but for FMA."""
+    """Tell where cuDNN may rank the engine first that calls cuBLASLt: 1×1 layers, but by FMA."""
     of_one = (frame["kernel_size"] == "1x1") & (frame["stride"] == "1x1") & (frame["groups"] == 1)
-    return of_one & ~((frame["dtype"] == "float32") & (frame["math"] == "fp32"))
+    return of_one & ~_by_fma(frame)

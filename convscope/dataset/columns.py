@@ -16,6 +16,7 @@ from convscope.dataset.samples import SampleRow
 STATUSES = ("ok", "unsupported", "wrong", "less precise", "far too slow", "lost the GPU")
 MATHS = ("fp32", "tf32")
 LAYOUTS = ("nchw", "nhwc")
+RANKED_FOR = ("card", "description")
 PAIR = "[0-9]+x[0-9]+"
 PLAN = "[0-9]+(:k[0-9]+=-?[0-9]+(,k[0-9]+=-?[0-9]+)*)?"
 
@@ -87,6 +88,10 @@ COLUMNS = (
            "plans that compute what is asked for, in the order of cuDNN's heuristic A, `38:k2=8,k13=1;0`: asked, not "
            "measured; empty where unknown",
            pattern=f"{PLAN}(;{PLAN})*"),
+    Column("ranked_for", "",
+           "whether a card that cuDNN can be told of was there when the plans were asked for: for `card` those are among "
+           "them that cuDNN offers only then; empty says the same as `description`",
+           RANKED_FOR),
     Column("cudnn", "", "version of cuDNN"),
     Column("driver", "", "version of the driver"),
     Column("torch", "", "version of PyTorch"),

@@ -1,10 +1,8 @@
 """Plans that cuDNN ranks for the shapes of samples: its heuristic A, asked for a described card. None need be here.
 
 cuDNN's own choice and several algorithms by name run one of them (`choices`), so that times of that plan are theirs
-too. Two engines are offered only to a card that is there, so they are not in the list: the one that calls cuBLASLt,
-first for most 1×1 layers by the matrix unit; and the one of Fourier transforms, first for a few layers in fp32. One for
-depthwise layers is offered to a described card where any card is there: it is left out, so that a shape has the same
-plans on every machine.
+too. Three engines are offered only where a card is there (`OF_A_CARD`): lists of a process that has a card have them,
+and others are the same without (tests/gpu/test_ranked_plans.py). Which it was is said beside the list (`ranked_for`).
 
 Numbers of engines belong to a version of cuDNN. Those of 9.19.1 named the kernels that 9.19.0 ran
 (docs/prediction.md): the third number of a version is not looked at.
@@ -20,14 +18,21 @@ from collections.abc import Iterable
 from convscope.cudnn import library
 from convscope.cudnn.graph import devices
 from convscope.cudnn.graph.engines import Mode, Offers
+from convscope.cudnn.graph.plan import Plan
+from convscope.cudnn.legacy import Handle
 from convscope.cudnn.shape import Convolution
+from convscope.dataset import columns
 from convscope.dataset.samples import SampleRow
 from convscope.errors import CudnnError, CudnnMissingError
 
 SEPARATOR = ";"
 """Stands between plans."""
-OF_A_MACHINE = 5
-"""Engine for depthwise layers, which only a machine with a card offers to a described one."""
+FOURIER, DEPTHWISE, CUBLASLT = 3, 5, 58
+OF_A_CARD = frozenset({FOURIER, DEPTHWISE, CUBLASLT})
+"""Engines that cuDNN offers only where a card is there: of Fourier transforms, first for a few layers in fp32; for
+depthwise layers; and the one that calls cuBLASLt, first for most 1×1 layers by the matrix unit."""
+CARD, DESCRIPTION = columns.RANKED_FOR
+"""What is asked about: a card where one is there, or its description alone."""
 _REMEMBERED = 1 << 16
 
 
@@ -64,15 +69,62 @@ def why_not(gpu_name: str, versions: Iterable[str]) -> str | None:
         return f"{error}; {wanted}"
 
 
+@functools.lru_cache(1)
+def card_here() -> Handle | None:
+    """Return a context of the first card that is here; None where there is none, or one that cuDNN cannot be told of.
+
+    With it, cuDNN offers this process what it offers only where a card is there, also for a description.
+    """
+    try:
+        handle = Handle()
+    except CudnnError:
+        return None
+    if devices.properties_of(handle)["deviceName"] in devices.BY_NAME:
+        return handle
+    handle.close()
+    return None
+
+
 def filled(rows: Iterable[SampleRow]) -> list[SampleRow]:
-    """Return samples, with the plans of each that has none, and whose card and version of cuDNN can be asked."""
+    """Return samples, with the plans of each that has none, and whose card and version of cuDNN can be asked.
+
+    Where a card is here, plans that were asked for without one are asked for again.
+    """
     asked = series(here())
     return [
-        dataclasses.replace(row, ranked_plans=_of_row(row))
-        if row.ranked_plans is None and asked and series(row.cudnn) == asked and row.gpu_name in devices.BY_NAME
+        _with_plans(row)
+        if asked and series(row.cudnn) == asked and row.gpu_name in devices.BY_NAME and _is_asked(row)
         else row
         for row in rows
     ]
+
+
+def _is_asked(row: SampleRow) -> bool:
+    return row.ranked_plans is None or (row.ranked_for != CARD and card_here() is not None)
+
+
+def _with_plans(row: SampleRow) -> SampleRow:
+    plans = _of_row(row)
+    about = None if plans is None else DESCRIPTION if card_here() is None else CARD
+    return dataclasses.replace(row, ranked_plans=plans, ranked_for=about)
+
+
+def together(one: SampleRow, other: SampleRow) -> tuple[SampleRow, SampleRow]:
+    """Return two samples of a shape, each with the plans of the one that knows more; as they are if these disagree."""
+    less, more = sorted((one, other), key=lambda row: (row.ranked_for == CARD, row.ranked_plans or "", row.ranked_for or ""))
+    plans = more.ranked_plans
+    if plans and more.ranked_for == CARD and less.ranked_for != CARD:
+        plans = without_card(plans)
+    if less.ranked_plans not in (None, plans):
+        return one, other
+    told = functools.partial(dataclasses.replace, ranked_plans=more.ranked_plans, ranked_for=more.ranked_for)
+    return told(one), told(other)
+
+
+def without_card(plans: str) -> str | None:
+    """Return of a list that was asked for where a card is there what it is without one."""
+    kept = [each for each in plans.split(SEPARATOR) if Plan.named(each).engine not in OF_A_CARD]
+    return SEPARATOR.join(kept) or None
 
 
 def _of_row(row: SampleRow) -> str | None:
@@ -95,17 +147,20 @@ def _of_row(row: SampleRow) -> str | None:
 def ranked(convolution: Convolution, gpu_name: str) -> str | None:
     """Return the plans of heuristic A that compute what is asked for, in cuDNN's order: "38:k2=8,k13=1;0".
 
+    Those of `OF_A_CARD` are among them where a card is here.
+
     Args:
         gpu_name: one of `devices.BY_NAME`.
 
     Returns: None where cuDNN describes no such convolution, or has no plan for it.
     """
+    has_card = card_here() is not None
     try:
         with Offers(convolution, devices.BY_NAME[gpu_name]) as offers:
             found = [
                 str(each.plan)
                 for each in offers.of_mode(Mode.A)
-                if each.plan.engine != OF_A_MACHINE and not each.why_not_comparable(convolution)
+                if (has_card or each.plan.engine not in OF_A_CARD) and not each.why_not_comparable(convolution)
             ]
     except CudnnError:
         return None

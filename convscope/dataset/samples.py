@@ -58,6 +58,7 @@ class SampleRow:
             alone was measured.
         mean_ci95_ms: half the 95 % interval of the mean.
         ranked_plans: of the shape, not of the algorithm; asked of cuDNN, not measured (`ranked_plans`).
+        ranked_for: "card", where such a card was there when they were asked for; "description", where none was.
     """
 
     gpu_name: str
@@ -88,6 +89,7 @@ class SampleRow:
     ran_provider: str | None = None
     kernels: str | None = None
     ranked_plans: str | None = None
+    ranked_for: str | None = None
     cudnn: str | None = None
     driver: str | None = None
     torch: str | None = None

@@ -30,7 +30,7 @@ from convscope.prediction.predictor import Given, Predictor
 from convscope.prediction.workspace import Estimate, WorkspacePredictor
 from convscope.storage.table import write_atomically
 
-FORM, VERSION = "convscope predictor", 16
+FORM, VERSION = "convscope predictor", 17
 """No other version is read: trees of another have learned other features."""
 ADVICE = "convscope predict fit writes one"
 TESTED = 5
@@ -43,7 +43,7 @@ def write(path: Path, predictor: Predictor | WorkspacePredictor, examples: pd.Da
     Raises:
         InputError: the file cannot be written.
     """
-    columns = ["gpu_name", *WORK, *(name for name in ("cudnn", choices.COLUMN) if name in examples)]
+    columns = ["gpu_name", *WORK, *(name for name in ("cudnn", choices.COLUMN, choices.ABOUT) if name in examples)]
     some = [
         *range(min(TESTED, len(examples))),
         *np.flatnonzero(choices.resolved(examples)["algorithm"] == choices.SEARCHED)[:1],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.drawn_samples import measured
 
-from convscope.dataset import samples
+from convscope.dataset import ranked_plans, samples
 from convscope.dataset.package import merging
 from convscope.dataset.package.merging import STATUSES, TIMES, ContradictionError
 from convscope.dataset.samples import SampleRow
@@ -44,6 +45,18 @@ def test_a_row_whose_plans_only_one_file_says_is_the_same_row(tmp_path: Path):
     other = written(tmp_path / "c.csv", dataclasses.replace(ROW, ranked_plans="8"))
     with pytest.raises(ContradictionError, match="ranked_plans 7 and 8"):
         merging.merged([one, two, other])
+
+
+def test_plans_that_were_asked_for_with_a_card_are_kept_where_the_others_agree(tmp_path: Path):
+    card, description = ranked_plans.CARD, ranked_plans.DESCRIPTION
+    known = [(None, None), ("7;0", None), ("7;0", description), ("58:k25=0;7;0", card)]
+    said = [dataclasses.replace(ROW, ranked_plans=plans, ranked_for=about) for plans, about in known]
+    paths = [written(tmp_path / f"{number}.csv", each) for number, each in enumerate(said)]
+    for order in itertools.permutations(paths):
+        assert merging.merged(order) == ([merging.published(said[-1])], len(said) - 1)
+    other = written(tmp_path / "other.csv", dataclasses.replace(ROW, ranked_plans="0;7", ranked_for=description))
+    with pytest.raises(ContradictionError, match=r"ranked_plans 58:k25=0;7;0 and 0;7"):
+        merging.merged([paths[-1], other])
 
 
 def test_rows_of_one_run_that_differ_are_refused_with_both_values(tmp_path: Path):

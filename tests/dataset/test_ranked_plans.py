@@ -50,16 +50,58 @@ def test_they_are_those_that_compute_what_is_asked_for_in_cudnns_own_order():
     assert plans_of(dataclasses.replace(ROW, math="fp32")) == ";".join(right)
 
 
-def test_an_engine_that_not_every_machine_offers_is_left_out(monkeypatch: pytest.MonkeyPatch):
-    every = (plans_of(ROW) or "").split(";")
-    engines = [each.partition(":")[0] for each in every]
-    assert ranked_plans.OF_A_MACHINE == 5
-    with monkeypatch.context() as patched:
-        patched.setattr(ranked_plans, "OF_A_MACHINE", int(engines[0]))
-        patched.setattr(ranked_plans, "ranked", ranked_plans.ranked.__wrapped__)
-        others = plans_of(ROW)
-    assert others == ";".join(each for each in every if each.partition(":")[0] != engines[0])
-    assert others != plans_of(ROW)
+@pytest.fixture
+def offered_to_a_card(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The plans of `ROW`, of which the first engine is offered only where a card is."""
+    monkeypatch.setattr(ranked_plans, "ranked", ranked_plans.ranked.__wrapped__)
+    every = plans_of(ROW) or ""
+    monkeypatch.setattr(ranked_plans, "OF_A_CARD", {int(every.partition(":")[0])})
+    return every
+
+
+def with_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranked_plans, "card_here", lambda: object())
+
+
+def test_without_a_card_engines_that_are_offered_to_one_are_left_out(offered_to_a_card: str):
+    found = ranked_plans.filled([ROW])[0]
+    assert found.ranked_for == ranked_plans.DESCRIPTION
+    assert found.ranked_plans == ranked_plans.without_card(offered_to_a_card) != offered_to_a_card
+
+
+def test_with_a_card_they_are_in_the_list(offered_to_a_card: str, monkeypatch: pytest.MonkeyPatch):
+    with_a_card(monkeypatch)
+    found = ranked_plans.filled([ROW])[0]
+    assert (found.ranked_for, found.ranked_plans) == (ranked_plans.CARD, offered_to_a_card)
+
+
+def test_plans_that_were_asked_for_without_a_card_are_asked_for_again_where_one_is(monkeypatch: pytest.MonkeyPatch):
+    known = dataclasses.replace(ROW, ranked_plans="7")
+    assert ranked_plans.filled([known]) == [known]
+    with_a_card(monkeypatch)
+    again, kept = ranked_plans.filled([known, dataclasses.replace(known, ranked_for=ranked_plans.CARD)])
+    assert (again.ranked_for, again.ranked_plans) == (ranked_plans.CARD, plans_of(ROW))
+    assert kept.ranked_plans == "7"
+
+
+def test_a_list_without_a_card_lacks_its_engines():
+    assert ranked_plans.without_card("5;58:k25=0;67:k2=1;3:k11=2;0") == "67:k2=1;0"
+    assert ranked_plans.without_card("58:k25=0") is None
+
+
+def test_a_card_that_cudnn_cannot_be_told_of_is_none(monkeypatch: pytest.MonkeyPatch):
+    closed = list[object]()
+
+    class Context:
+        def close(self) -> None:
+            closed.append(self)
+
+    monkeypatch.setattr(ranked_plans, "Handle", Context)
+    monkeypatch.setattr(devices, "properties_of", lambda handle: {"deviceName": "Tesla T4"})
+    assert ranked_plans.card_here.__wrapped__() is None
+    assert len(closed) == 1
+    monkeypatch.setattr(devices, "properties_of", lambda handle: {"deviceName": H100})
+    assert isinstance(ranked_plans.card_here.__wrapped__(), Context)
 
 
 def test_arithmetic_decides_which_plans_there_are():
@@ -87,10 +129,6 @@ def test_both_cards_are_asked_about():
 )
 def test_what_cannot_be_asked_is_empty(changes: dict[str, object]):
     assert plans_of(dataclasses.replace(ROW, **changes)) is None  # type: ignore[arg-type]
-
-
-def test_plans_that_a_sample_says_stay():
-    assert plans_of(dataclasses.replace(ROW, ranked_plans="7")) == "7"
 
 
 def test_the_third_number_of_a_version_is_not_looked_at():

@@ -171,6 +171,51 @@ def test_the_first_plan_is_not_known_where_it_may_be_one_of_cublaslt(changes: di
     assert names(dataclasses.replace(row, algorithm="gemm", ranked_plans="67:k2=1;0")) == ["plan:0"]
 
 
+LISTED = "5;3:k11=2;58:k25=0;67:k2=1;0"
+"""Plans of a shape, those among them that cuDNN offers only where a card is."""
+OF_ONE = {"kernel_size": "1x1", "stride": "1x1", "groups": 1}
+DEPTHWISE = {"in_channels": 64, "out_channels": 64, "groups": 64}
+FMA = {"math": "fp32", "dtype": "float32"}
+HALF = {"math": "tf32", "dtype": "float16", "layout": "nhwc"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "algorithm", "expected"),
+    [
+        (FMA, "guess", choices.FFT),
+        (FMA, "implicit precomp gemm", "plan:58:k25=0"),
+        (FMA, "torch", "plan:5"),
+        (FMA, "torch benchmark", choices.SEARCHED),
+        (FMA | OF_ONE, "guess", choices.FFT),
+        (FMA | {"math": "tf32"}, "guess", choices.FFT),
+        (HALF, "guess", "guess"),
+        (HALF | OF_ONE, "implicit precomp gemm", "plan:58:k25=0"),
+        (HALF | OF_ONE, "torch benchmark", choices.SEARCHED),
+        (HALF, "torch", "plan:5"),
+        (HALF | DEPTHWISE, "torch", "plan:5"),
+        (HALF | DEPTHWISE, "torch benchmark", choices.SEARCHED),
+        (FMA | DEPTHWISE, "torch", "torch"),
+        (FMA | DEPTHWISE, "torch benchmark", "torch benchmark"),
+    ],
+    ids=str,
+)
+def test_a_list_that_was_asked_for_with_a_card_says_what_is_chosen(
+    changes: dict[str, object], algorithm: str, expected: str
+):
+    row = dataclasses.replace(ROW, algorithm=algorithm, ranked_plans=LISTED, ranked_for="card", **changes)  # type: ignore[arg-type]
+    assert names(row) == [expected]
+
+
+@pytest.mark.parametrize("card", ["h100", "h200"])
+def test_the_fourier_transforms_that_ran_are_those_that_lists_say(card: str):
+    every = pd.read_parquet(ROOT / "data" / card / "samples.parquet", columns=[*COLUMNS, "ranked_for"])
+    ran = every[every["algorithm"].isin(["guess", "torch"]) & every["kernels"].notna() & (every["dtype"] == "float32")]
+    assert set(ran["ranked_for"]) == {"card"}
+    is_said = choices.chosen(ran) == choices.FFT
+    np.testing.assert_array_equal(is_said, ran["kernels"].str.contains("fft").to_numpy(bool))
+    assert is_said.sum() > 10
+
+
 @pytest.mark.parametrize(
     ("ranked", "implicit", "unfolded"),
     [
@@ -207,6 +252,12 @@ def test_a_plan_is_learned_from_what_chose_it_too():
     found = choices.with_plans(frame_of(rows))
     assert [*found["algorithm"]] == ["guess", "direct", "torch", FIRST, FIRST]
     pd.testing.assert_series_equal(found["mean_ms"][3:], found["mean_ms"][[0, 2]], check_index=False)
+
+
+def test_a_fourier_transform_in_the_list_is_learned_from_what_chose_it():
+    row = dataclasses.replace(ROW, algorithm="guess", ranked_plans=LISTED, ranked_for="card", **FMA)  # type: ignore[arg-type]
+    ran = dataclasses.replace(row, kernels=json.dumps({"void fft2d_r2c_32x32<float>": 1}))
+    assert [*choices.with_plans(frame_of([ran]))["algorithm"]] == ["guess", choices.FFT]
 
 
 def test_a_choice_that_ran_a_fourier_transform_is_no_sample_of_the_plan_in_the_list():

@@ -71,7 +71,8 @@ def test_a_plan_with_few_samples_has_the_costs_of_its_engine():
         found = costs.fit(given, frame, times(frame, given), by_parts=True)
         assert any(OTHER in name for name in found.parts) == is_learned
         unknown = alike.assign(algorithm="plan:62:k2=4,k13=1,k27=1,k28=1")  # no sample of it
-        other = costs.Costs(found.roofline, {name: each for name, each in found.parts.items() if PLAN not in name})
+        of_others = {name: each for name, each in found.parts.items() if PLAN not in name}
+        other = dataclasses.replace(found, parts=of_others)
         asked = features(unknown, {})
         np.testing.assert_array_equal(found.predict(asked, unknown), other.predict(asked, unknown))
 
@@ -94,6 +95,25 @@ def test_a_plan_with_enough_samples_has_costs_of_its_own():
     own = frame["algorithm"].to_numpy() == OTHER
     missed = found.predict(given, frame) - times(frame, given)
     assert np.median(np.abs(missed[own])) < 0.03
+
+
+def test_a_narrower_group_says_nothing_farther_from_the_wider_one_than_of_what_it_learned():
+    few = samples(400, OTHER, seed=5).query("in_channels % 8 == 0").head(2 * costs.FEWEST)
+    frame = pd.concat([samples(300), few], ignore_index=True)
+    given = features(frame, {})
+    found = costs.fit(given, frame, times(frame, given), by_parts=True)
+    asked = samples(400, OTHER, seed=9).query("in_channels % 8 == 0").reset_index(drop=True)
+    of_asked = features(asked, {})
+    wider = dataclasses.replace(found, parts={name: each for name, each in found.parts.items() if OTHER not in name})
+    of_wider = wider.predict(of_asked, asked)
+    apart, free = (
+        np.exp(each.predict(of_asked, asked) - of_wider) for each in (found, dataclasses.replace(found, ratios={}))
+    )
+    [(least, most)] = (found.ratios[name] for name in found.parts if OTHER in name)
+    is_narrow = of_wider > np.log(costs.FASTEST)
+    assert is_narrow.sum() > 10
+    assert least * (1 - 1e-9) <= apart[is_narrow].min() <= apart[is_narrow].max() <= most * (1 + 1e-9)
+    assert free.min() < least < most < free.max()
 
 
 def test_what_no_sample_is_like_costs_a_share_of_the_rooflines_time_at_least():

@@ -20,7 +20,7 @@ from convscope.prediction.learners import search
 from convscope.prediction.predictor import Predictor
 
 UNMEASURED = "k2=9"
-FACTORS = {"1": 4.0, "2": 1.0, "3": 2.0, "4": 8.0}
+FACTORS = {"1": 4.0, "2": 1.0, "6": 2.0, "7": 8.0}
 """Times of a call by each plan, over the time of the shape."""
 
 
@@ -29,8 +29,8 @@ def of_search(count: int, seed: int = 0, cards: Sequence[str] = ("Tesla T4",)) -
     found = []
     for row in drawn(count, cards, noise=0.01, seed=seed):
         size = repr((row.in_channels, row.out_channels, row.in_height_px, row.batch_size))
-        listed = ("1;4", "3;1", "2;4")[zlib.crc32(size.encode()) % 3]
-        ranked = f"{listed};4:{UNMEASURED}"
+        listed = ("1;7", "6;1", "2;7")[zlib.crc32(size.encode()) % 3]
+        ranked = f"{listed};7:{UNMEASURED}"
         row = dataclasses.replace(row, cudnn="9.19.0", ranked_plans=ranked, math="tf32")
         took = {f"plan:{name}": factor for name, factor in FACTORS.items()}
         took[choices.SEARCH] = min(took[f"plan:{name}"] for name in listed.split(";"))
@@ -109,26 +109,28 @@ def test_plans_that_were_only_tried_are_learned_by_nothing(made: Predictor):
 
 
 ROW = of_search(1)[-1]
-ENGINES = [f"plan:{name}" for name in (*FACTORS, "67")]
+ENGINES = [*(f"plan:{name}" for name in (*FACTORS, "67")), choices.FFT]
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, ["plan:1", "plan:4"]),
-        ({"dtype": "float16", "layout": "nhwc"}, ["plan:1", "plan:4"]),
-        ({"ranked_plans": "67:k2=1;9;4"}, ["plan:67:k2=1", "plan:4"]),
-        ({"ranked_plans": ";".join(["9"] * 9 + ["1", "4"])}, ["plan:1"]),
+        ({}, ["plan:1", "plan:7"]),
+        ({"dtype": "float16", "layout": "nhwc"}, ["plan:1", "plan:7"]),
+        ({"ranked_plans": "67:k2=1;9;7"}, ["plan:67:k2=1", "plan:7"]),
+        ({"ranked_plans": ";".join(["9"] * 9 + ["1", "7"])}, ["plan:1"]),
         ({"ranked_plans": None}, []),
         ({"algorithm": "torch"}, []),
         ({"math": "fp32"}, []),
         ({"kernel_size": "1x1", "stride": "1x1", "padding": "0x0", "groups": 1}, []),
         ({"in_channels": 8, "out_channels": 8, "groups": 8}, []),
+        ({"math": "fp32", "ranked_for": "card", "ranked_plans": "1;3:k11=2;7"}, ["plan:1", choices.FFT, "plan:7"]),
+        ({"dtype": "float16", "layout": "nhwc", "ranked_plans": "3:k11=2;7", "ranked_for": "card"}, ["plan:7"]),
     ],
     ids=str,
 )
 def test_the_plans_that_a_search_tries_are_the_first_ten(changes: dict[str, object], expected: list[str]):
-    row = dataclasses.replace(ROW, **{"ranked_plans": "1;4", **changes})
+    row = dataclasses.replace(ROW, **{"ranked_plans": "1;7", **changes})
     given = frame_of([dataclasses.replace(ROW, algorithm="direct"), row])
     tried, of = choices.searched(choices.resolved(given), ENGINES)
     assert [*tried["algorithm"]] == expected
@@ -213,6 +215,19 @@ def of_many_launches(count: int, seed: int = 0) -> list[SampleRow]:
         ]
         found.append(dataclasses.replace(row, algorithm=choices.SEARCH, mean_ms=took_ms[fastest][0]))
     return found
+
+
+def test_a_search_passes_over_cublaslt_for_calls_that_are_shorter_than_its_launch():
+    launch_ms = search.LAUNCH_MS
+    took_ms = {"plan:58:k25=0": 0.4 * launch_ms, "plan:47:k2=1": 0.8 * launch_ms, "plan:62:k2=1": 1.5 * launch_ms}
+    frame = frame_of(dataclasses.replace(ROW, algorithm=name, mean_ms=each) for name, each in took_ms.items())
+    given = features(frame, {})
+    estimates = np.log(frame["mean_ms"].to_numpy() / given.roofline_ms)
+    launched = search.launched({}, given, frame)
+    assert np.exp(launched) * given.roofline_ms == pytest.approx([launch_ms, 0, 0])
+    for kept, taken in (([0, 1], 1), ([0, 2], 0), ([0, 1, 2], 1)):
+        found = search.least(estimates[kept], np.zeros(len(kept), dtype=int), 1, launched[kept])
+        assert found == estimates[taken]
 
 
 def test_a_fit_learns_that_a_search_passes_over_plans_of_many_launches():

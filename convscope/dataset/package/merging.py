@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from convscope.dataset import samples
+from convscope.dataset import ranked_plans, samples
 from convscope.dataset.samples import ARITHMETIC, OUTDATED, SAMPLES, SHAPE, SHARE, WORK, SampleRow
 from convscope.errors import InputError, StopError
 from convscope.storage import wording
@@ -86,9 +86,8 @@ def merged(paths: Sequence[Path]) -> tuple[list[SampleRow], int]:
 
 
 def _together(one: SampleRow, other: SampleRow) -> SampleRow | None:
-    """Return the sample that both are, None where they differ; one may lack the plans, which are not measured."""
-    plans = one.ranked_plans or other.ranked_plans
-    found = {replace(each, ranked_plans=each.ranked_plans or plans) for each in (one, other)}
+    """Return the sample that both are, None where they differ; one may lack plans, which are not measured."""
+    found = {*ranked_plans.together(one, other)}
     return found.pop() if len(found) == 1 else None
 
 

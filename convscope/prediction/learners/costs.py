@@ -7,7 +7,9 @@ Calls by plans that say their tile have the parts that follow from it (`shapes.p
 transforms the parts of these (`shapes.transforms`). Calls of one arithmetic, class of shapes, engine and plan mostly
 run the same kernels, so they have weights of their own, on each card. Weights of a narrower group begin with those of
 the wider one around it, as if some of the latter's samples were its own: so few samples are enough (partial pooling). A
-wider group stands for a narrower one that was not learned. The mean absolute logarithm of predicted over measured times
+wider group stands for a narrower one that was not learned. What a narrower group says is no farther from what the wider
+one does than it was for any of its samples: a part that is small in these may get a weight that makes it large in other
+calls. The mean absolute logarithm of predicted over measured times
 is made small by squares of relative errors, each counted by what makes it such a logarithm (iteratively reweighted
 least squares), so that few odd samples change little.
 """
@@ -15,7 +17,7 @@ least squares), so that few odd samples change little.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +47,8 @@ ROUNDS, LEAST = 3, 0.05
 """Rounds of reweighting, and the least logarithm of a ratio that squares are divided by."""
 TINIEST = 1e-6
 """Ratio that stands for one of 0, whose logarithm has no end."""
+SHORTEST_MS, WITHOUT_WIDER = 1e-9, (0.0, np.inf)
+"""Time that a group says at least, and the ratios of one that has no wider one."""
 FASTEST = 0.1
 """Share of the roofline's time that a call by parts takes at least: caches are faster than the memory, not by more."""
 Mask = npt.NDArray[np.bool_]
@@ -58,23 +62,40 @@ class Costs:
     Attributes:
         roofline: of the roofline's parts, by arithmetic; `EVERY` for others.
         parts: of a call's own parts, by the name of a group; nothing where all calls have the roofline's parts.
+        ratios: by the name of a group, the least and largest ratio of what it says to what the wider one does.
     """
 
     roofline: Mapping[str, Mapping[str, float]]
     parts: Mapping[str, Mapping[str, float]]
+    ratios: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def predict(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return the logarithm of the sum of the parts' costs over the roofline's time, for each row."""
         by_roofline = _finest([splits.joined(frame, ARITHMETIC)], self.roofline, EVERY)
         found_ms = _weighted(given.of_roofline_ms(), self.roofline, by_roofline)
         rows = np.flatnonzero(given.has_parts & bool(self.parts))
-        names = _finest(_levels(given, frame, rows), self.parts, NONE) if len(rows) else rows
-        known = rows[names != NONE]
-        found_ms[known] = _weighted(given.parts_ms.iloc[known], self.parts, names[names != NONE])
+        own_ms = self._by_parts(given, frame, rows) if len(rows) else np.zeros(0)
+        known = rows[~np.isnan(own_ms)]
+        found_ms[known] = own_ms[~np.isnan(own_ms)]
         share = found_ms / given.roofline_ms
         share[known] = np.maximum(share[known], FASTEST)
         found: Floats = np.log(share)
         return found
+
+    def _by_parts(self, given: Features, frame: pd.DataFrame, rows: Places) -> Floats:
+        """Return the sum of the parts' costs of rows that have parts of their own; NaN for one of no group."""
+        parts, found_ms = given.parts_ms.iloc[rows], np.full(len(rows), np.nan)
+        for level in _levels(given, frame, rows):
+            known = np.flatnonzero(pd.Series(level).isin(self.parts.keys()))
+            if not len(known):
+                continue
+            own_ms = np.maximum(_weighted(parts.iloc[known], self.parts, level[known]), SHORTEST_MS)
+            least, most = np.array([self.ratios.get(name, WITHOUT_WIDER) for name in level[known]]).T
+            wider_ms = found_ms[known]
+            has_wider = np.isfinite(wider_ms)
+            own_ms[has_wider] = np.clip(own_ms, least * wider_ms, most * wider_ms)[has_wider]
+            found_ms[known] = own_ms
+        return found_ms
 
 
 def _finest(levels: Sequence[splits.Labels], weights: Mapping[str, object], other: str) -> splits.Labels:
@@ -190,18 +211,26 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, by_parts: bool, le
         name: _named(parts, _Squares.of(relative[rows]).weights()) for name, rows in [(EVERY, kept), *of_arithmetic]
     }
     own = kept[given.has_parts[kept]]
-    return Costs(roofline, _by_parts(given, frame, took_ms, own) if by_parts and len(own) >= FEWEST else {})
+    return Costs(roofline, *(_by_parts(given, frame, took_ms, own) if by_parts and len(own) >= FEWEST else ({}, {})))
 
 
-def _by_parts(given: Features, frame: pd.DataFrame, took_ms: Floats, own: Places) -> dict[str, dict[str, float]]:
-    """Return the weights of groups of rows that have parts of their own."""
-    relative = given.parts_ms.to_numpy(float)[own] / took_ms[own]
+def _by_parts(
+    given: Features, frame: pd.DataFrame, took_ms: Floats, own: Places
+) -> tuple[dict[str, dict[str, float]], dict[str, tuple[float, float]]]:
+    """Return the weights of groups of rows that have parts of their own, and their ratios (`Costs.ratios`)."""
+    values_ms = given.parts_ms.to_numpy(float)[own]
+    relative = values_ms / took_ms[own]
     levels = _levels(given, frame, own)
-    found = dict[str, dict[str, float]]()
+    found, ratios, said_ms = dict[str, dict[str, float]](), dict[str, tuple[float, float]](), np.empty(len(own))
 
     def narrow(name: str, rows: Places, wider: _Group | None, depth: int) -> None:
         mine = _learned(relative[rows[:: -(-len(rows) // MOST)]], wider)
         found[name] = _named(given.parts_ms, mine[1])
+        own_ms = np.maximum(values_ms[rows] @ mine[1], SHORTEST_MS)
+        if wider is not None:
+            apart = own_ms / said_ms[rows]
+            ratios[name] = float(apart.min()), float(apart.max())
+        said_ms[rows] = own_ms
         while depth < len(levels):
             inner, depth = [*_rows_of(levels[depth], rows)], depth + 1
             if len(inner) > 1:  # else they are the same rows by a longer name
@@ -213,7 +242,7 @@ def _by_parts(given: Features, frame: pd.DataFrame, took_ms: Floats, own: Places
     for name, rows in _rows_of(levels[0], np.arange(len(own))):
         if len(rows) >= FEWEST:
             narrow(name, rows, None, 1)
-    return found
+    return found, ratios
 
 
 def _named(parts: pd.DataFrame, weights: Floats) -> dict[str, float]:

@@ -6,9 +6,9 @@ estimates is too low, for each has an error, and what is not in the list may be 
 and how much it counts beside the estimate from other calls of the search, is learned by arithmetic, from what was
 held out.
 
-The search launches each kernel from the host. A plan that launches several for each group takes at
-least the time of its launches there, though not in a graph or where the GPU has other work, as in samples. So a plan
-is passed over for another that is faster with its launches.
+The search launches each kernel from the host. A plan that launches several for each group takes at least the time of
+its launches there, though not in a graph or where the GPU has other work, as in samples; one that calls cuBLASLt takes
+longer to launch than others. So a plan is passed over for another that is faster with its launches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from convscope.dataset import samples, splits
+from convscope.dataset import choices, ranked_plans, samples, splits
 from convscope.dataset.samples import ARITHMETIC
 from convscope.prediction.features import Features
 from convscope.prediction.learners import process
@@ -29,8 +29,10 @@ from convscope.prediction.shapes.sizes import Floats
 FEWEST = 50
 """Samples of a search in an arithmetic that its share is learned from at least."""
 LAUNCH_MS = 0.006
-"""Time of a launch from the host: of 0 to 12 µs, that with which most searches of grouped convolutions take what the
-fastest of their plans takes, on both cards (`benchmarks/data_set.py`)."""
+"""Time of a launch from the host for each group, and of one through cuBLASLt: of 0 to 12 µs, that with which most
+searches take what the fastest of their plans takes, on both cards (`benchmarks/data_set.py`)."""
+CUBLASLT = f"{choices.PLAN}{ranked_plans.CUBLASLT}"
+"""The engine that calls it."""
 SEVERAL, APART, AGREE = 5, 0.2, 0.8
 """Samples that say how many kernels a plan launches for each group, at least, how far apart they may be, and the share
 of them that must not be farther."""
@@ -91,7 +93,8 @@ def launches(given: Features, frame: pd.DataFrame) -> dict[str, float]:
 def launched(known: Mapping[str, float], given: Features, frame: pd.DataFrame) -> Floats:
     """Return the logarithm of the time of each row's launches over the roofline's; -inf where they are few."""
     of_group = pd.Series(_labels(given, frame)).map(known).to_numpy(float)
-    took_ms = np.nan_to_num(of_group * frame["groups"].to_numpy(float) * LAUNCH_MS)
+    by_cublaslt = given.values["engine"].to_numpy(dtype=object) == CUBLASLT
+    took_ms = np.where(by_cublaslt, 1.0, np.nan_to_num(of_group * frame["groups"].to_numpy(float))) * LAUNCH_MS
     with np.errstate(divide="ignore"):
         found: Floats = np.log(took_ms / given.roofline_ms)
     return found
