@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
@@ -127,10 +128,11 @@ def changed(now: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
 def as_asked(ran: pd.DataFrame) -> pd.DataFrame:
     """Return whether choices ran the kernels of the plan that follows from cuDNN's ranking, where that was measured.
 
-    Where a choice ran Fourier transforms, it ran another plan: cuDNN ranks those only for a card that is there. Where
-    the plan is not known: whether they ran cuBLASLt's engine, where any plan that was measured has their kernels. What
-    no plan does (`choices.UNFOLDED`): whether they unfold the image.
+    Where a choice ran Fourier transforms that are not in its list, it ran another plan: cuDNN ranks those only where a
+    card is there. What no plan does (`choices.UNFOLDED`): whether they unfold the image.
     """
+    in_order = {text: json.dumps(json.loads(text), sort_keys=True) for text in ran["kernels"].dropna().unique()}
+    ran = ran.assign(kernels=ran["kernels"].map(in_order))
     rows = ran[ran["algorithm"].isin({*choices.CHOOSERS} - {choices.SEARCH}) & ran["kernels"].notna()]
     own = ran.drop_duplicates([*KEY, "algorithm"]).set_index([*KEY, "algorithm"])["kernels"]
     plan = pd.Series(choices.chosen(rows), rows.index)
@@ -138,10 +140,9 @@ def as_asked(ran: pd.DataFrame) -> pd.DataFrame:
     is_unknown = (plan == "") & ~rows["algorithm"].isin(choices.AMONG)
     is_unfolded, plans = plan == choices.UNFOLDED, rows["ran_algorithm"].fillna("")
     runs_fft = plans.eq("fft") | plans.str.startswith(choices.PLAN + FFT)
-    is_other = runs_fft & ~plan.str.startswith(choices.PLAN + FFT)
-    is_measured = np.where(is_unknown, plans.str.startswith(choices.PLAN), pd.notna(kernels) | is_other | is_unfolded)
-    as_known = (rows["kernels"].to_numpy(dtype=object) == kernels) & ~is_other
-    same = np.where(is_unknown, plans.str.startswith(CUBLASLT), as_known)
+    is_other = runs_fft & ~is_unknown & (plan != choices.FFT)
+    is_measured = pd.notna(kernels) | is_other | is_unfolded
+    same = (rows["kernels"].to_numpy(dtype=object) == kernels) & ~is_other
     same = np.where(is_unfolded, rows["kernels"].str.contains(UNFOLDS, regex=False), same)
     kind = np.select([is_unknown, choices.depthwise(rows)], ["not known", "depthwise"], "others")
     parts = pd.DataFrame(
@@ -155,14 +156,16 @@ def as_asked(ran: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"calls": each.size(), "plan measured": each.count(), "same, %": 100 * each.mean()})
 
 
-def searches(ran: pd.DataFrame) -> pd.DataFrame:
+def searches(ran: pd.DataFrame, launches: pd.Series) -> pd.DataFrame:
     """Return how often a search takes what the fastest of its plans takes, in %, by the time of a launch from the host.
 
-    The fastest is the one with the least time, or time of its launches, which is longer. Of grouped convolutions of
-    which at least three of the plans were measured; within 10 %.
+    The fastest is the one with the least time, or time of its launches, which is longer. Of shapes of which at least
+    three of the plans were measured; within 10 %.
+
+    Args:
+        launches: of each row, those that count.
     """
-    is_grouped = (ran["groups"] > 1) & (ran["groups"] < ran["in_channels"])
-    ran = ran[is_grouped].assign(launches=ran["kernels"].map(samples.launches)).reset_index(drop=True)
+    ran = ran.assign(launches=launches).reset_index(drop=True)
     plans = ran.drop_duplicates([*KEY, "algorithm"]).set_index([*KEY, "algorithm"])[["mean_ms", "launches"]]
     tried, of = choices.searched(choices.resolved(ran), {*ran["algorithm"].map(engine)})
     tried = plans.reindex(pd.MultiIndex.from_frame(tried[[*KEY, "algorithm"]])).assign(of=of).dropna()
@@ -229,10 +232,14 @@ def main() -> int:
     print(alike(timed), end="\n\n")
     print("the kernels of the plan that cuDNN ranks first")
     print(as_asked(every[every["status"] == "ok"]).round(2), end="\n\n")
-    print(
-        "searches of grouped convolutions that take what the fastest of their plans takes, %, by the time of a launch"
-    )
-    print(searches(every[every["status"] == "ok"]), end="\n\n", flush=True)  # regrets take minutes
+    ran = every[every["status"] == "ok"]
+    print("searches that take what the fastest of their plans takes, %, by the time of a launch: grouped convolutions")
+    of_groups = ran[(ran["groups"] > 1) & (ran["groups"] < ran["in_channels"])]
+    print(searches(of_groups, of_groups["kernels"].map(samples.launches)), end="\n\n")
+    print("the same of 1x1 convolutions of stride 1, by the time of a launch through cuBLASLt alone")
+    of_one = ran[(ran["kernel_size"] == "1x1") & (ran["stride"] == "1x1") & (ran["groups"] == 1)]
+    by_cublaslt = of_one["algorithm"].str.startswith(CUBLASLT).astype(int)
+    print(searches(of_one, by_cublaslt), end="\n\n", flush=True)  # regrets take minutes
     for kind in ("layer", "family"):
         regrets(every, Question(kind=kind, calls=known), options.processes)
     return 0

@@ -207,6 +207,22 @@ def test_a_list_that_was_asked_for_with_a_card_says_what_is_chosen(
 
 
 @pytest.mark.parametrize("card", ["h100", "h200"])
+def test_choices_ran_the_kernels_of_the_plan_that_the_list_says(card: str):
+    work = [*SHAPE, *ARITHMETIC]
+    every = pd.read_parquet(ROOT / "data" / card / "samples.parquet", columns=[*COLUMNS, "ranked_for", "run"])
+    every = every[every["kernels"].notna() & (every["run"] == every.groupby(work)["run"].transform("min"))]
+    in_order = {text: json.dumps(json.loads(text), sort_keys=True) for text in every["kernels"].unique()}
+    every = every.assign(kernels=every["kernels"].map(in_order))
+    own = every.drop_duplicates([*work, "algorithm"]).set_index([*work, "algorithm"])["kernels"]
+    ran = every[every["algorithm"].isin(choices.FIRST)]
+    asked = pd.MultiIndex.from_frame(ran[work].assign(algorithm=choices.chosen(ran)))
+    of_plan = own.reindex(asked).to_numpy(dtype=object)
+    is_measured = pd.notna(of_plan)
+    assert is_measured.sum() > 9_000
+    np.testing.assert_array_equal(ran["kernels"].to_numpy(dtype=object)[is_measured], of_plan[is_measured])
+
+
+@pytest.mark.parametrize("card", ["h100", "h200"])
 def test_the_fourier_transforms_that_ran_are_those_that_lists_say(card: str):
     every = pd.read_parquet(ROOT / "data" / card / "samples.parquet", columns=[*COLUMNS, "ranked_for"])
     ran = every[every["algorithm"].isin(["guess", "torch"]) & every["kernels"].notna() & (every["dtype"] == "float32")]
