@@ -4,24 +4,24 @@ What is chosen follows from the plans of the shape that cuDNN ranks (`ranked_pla
 chooses stays an algorithm of its own, which runs one kernel or another.
 
 - cuDNN's own choice (`guess`), its `implicit precomp gemm` and PyTorch's (`torch`) run the first of them. The first two
-  have no engine for depthwise layers (5), and the second no Fourier transform (3). PyTorch has kernels of its own for
-  depthwise layers, but in channels last.
+  do not have the engine for depthwise layers (5), and the second has no Fourier transform (3). For depthwise layers
+  PyTorch has kernels of its own, except in channels last.
 - `implicit gemm` runs the first of engines 0 and 28; where neither is in the list, engine 28 without knobs, or engine 0
   for dilated convolutions in 16 bits, which 28 does not compute.
 - `gemm` runs engine 0 where it is in the list, else a matrix product of the unfolded image, which no plan does.
-- PyTorch's search (`torch benchmark`) runs the fastest of the first ten, but for depthwise layers like its choice.
+- PyTorch's search (`torch benchmark`) runs the fastest of the first ten, except where PyTorch has kernels of its own.
 - Engine 3 in float32 is the algorithm `fft`; in 16 bits no search took it.
 
 A list that was asked for without a card lacks engines 3, 5 and 58. So it does not say what is chosen for 1×1 layers
-that cuBLASLt (58) may compute, by PyTorch for depthwise ones, and by its search by FMA, where Fourier transforms are
-among the fastest. For a few layers by FMA it says another plan than `guess` and `torch` run.
+that cuBLASLt (58) may compute, by PyTorch for depthwise ones, and by its search by FMA, where the fastest may be a
+Fourier transform. For a few layers by FMA it says another plan than `guess` and `torch` run.
 
 The kernels that ran say so (docs/prediction.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +29,14 @@ import pandas as pd
 
 from convscope.dataset import ranked_plans
 
-FIRST = {
-    "guess": {ranked_plans.DEPTHWISE},
-    "implicit precomp gemm": {ranked_plans.DEPTHWISE, ranked_plans.FOURIER},
-    "torch": frozenset[int](),
-}
-"""Algorithms that run the first plan of their shape, with the engines that they do not have."""
 OF_PYTORCH = "torch"
 """PyTorch's own choice."""
+FIRST: Mapping[str, tuple[int, ...]] = {
+    "guess": (ranked_plans.DEPTHWISE,),
+    "implicit precomp gemm": (ranked_plans.DEPTHWISE, ranked_plans.FOURIER),
+    OF_PYTORCH: (),
+}
+"""Algorithms that run the first plan of their shape, with the engines that they do not have."""
 SEARCH, TRIED = "torch benchmark", 10
 """PyTorch's search, and the plans that it tries at most (`torch.backends.cudnn.benchmark_limit`)."""
 AMONG = {"implicit gemm": (0, 28), "gemm": (0,)}
@@ -47,7 +47,7 @@ CHOOSERS = (*FIRST, *AMONG, SEARCH)
 FFT = "fft"
 """The algorithm that engine 3 is, and what the kernels of Fourier transforms have in their names."""
 PLAN = "plan:"
-_FLOAT32 = "float32"
+_FLOAT32, _HAS_FOURIER = "float32", rf"(?:^|;){ranked_plans.FOURIER}(?:[:;]|$)"
 COLUMN, ABOUT = "ranked_plans", "ranked_for"
 """The plans of a sample, and whether a card was there when they were asked for."""
 
@@ -82,7 +82,8 @@ def with_plans(frame: pd.DataFrame) -> pd.DataFrame:
         return frame
     plans = chosen(frame)
     ran = frame["kernels"].fillna("") if "kernels" in frame else pd.Series("", frame.index)
-    is_other = ran.str.contains(FFT, regex=False).to_numpy(dtype=np.bool_) & (plans != FFT)
+    has_fourier = (plans == SEARCHED) & frame[COLUMN].fillna("").str.contains(_HAS_FOURIER).to_numpy(dtype=np.bool_)
+    is_other = ran.str.contains(FFT, regex=False).to_numpy(dtype=np.bool_) & (plans != FFT) & ~has_fourier
     is_it = (plans != "") & ~is_other
     return pd.concat([frame, frame[is_it].assign(algorithm=plans[is_it])], ignore_index=True)
 
@@ -98,7 +99,9 @@ def searched(frame: pd.DataFrame, engines: Iterable[str]) -> tuple[pd.DataFrame,
     rows, known = np.flatnonzero((frame["algorithm"] == SEARCHED) & frame[COLUMN].notna()), {*engines}
     lists = [text.split(ranked_plans.SEPARATOR)[:TRIED] for text in frame[COLUMN].iloc[rows]]
     dtypes = frame["dtype"].iloc[rows]
-    pairs = [(row, _named(plan, dtype)) for row, dtype, plans in zip(rows, dtypes, lists, strict=True) for plan in plans]
+    pairs = [
+        (row, _named(plan, dtype)) for row, dtype, plans in zip(rows, dtypes, lists, strict=True) for plan in plans
+    ]
     pairs = [(row, name) for row, name in pairs if ":".join(name.split(":")[:2]) in known]
     of = np.array([row for row, _ in pairs], dtype=np.intp)
     return frame.iloc[of].assign(algorithm=[name for _, name in pairs]).reset_index(drop=True), of
@@ -115,7 +118,9 @@ def chosen(frame: pd.DataFrame) -> npt.NDArray[np.object_]:
         return np.zeros(0, dtype=object)
     algorithm, dtype, of_pytorch = frame["algorithm"], frame["dtype"], frame["algorithm"].isin([OF_PYTORCH, SEARCH])
     is_own = of_pytorch & depthwise(frame) & (frame["layout"] != "nhwc")
-    may_be_other = _may_be_of_cublaslt(frame) | (of_pytorch & depthwise(frame)) | (_by_fma(frame) & (algorithm == SEARCH))
+    may_be_other = (
+        _may_be_of_cublaslt(frame) | (of_pytorch & depthwise(frame)) | (_by_fma(frame) & (algorithm == SEARCH))
+    )
     for_card = frame[ABOUT] == ranked_plans.CARD if ABOUT in frame else pd.Series(False, frame.index)
     in_list = ~is_own & (for_card | ~may_be_other)
     asked = [algorithm, frame[COLUMN].fillna(""), in_list, dtype, frame["dilation"] != "1x1"]
@@ -159,6 +164,6 @@ def _by_fma(frame: pd.DataFrame) -> pd.Series[bool]:
 
 
 def _may_be_of_cublaslt(frame: pd.DataFrame) -> pd.Series[bool]:
-    """Tell where cuDNN may rank the engine first that calls cuBLASLt: 1×1 layers, but by FMA."""
+    """Tell where cuDNN may rank the engine first that calls cuBLASLt: 1×1 layers, except by FMA."""
     of_one = (frame["kernel_size"] == "1x1") & (frame["stride"] == "1x1") & (frame["groups"] == 1)
     return of_one & ~_by_fma(frame)

@@ -89,8 +89,8 @@ COLUMNS = (
            "measured; empty where unknown",
            pattern=f"{PLAN}(;{PLAN})*"),
     Column("ranked_for", "",
-           "whether a card that cuDNN can be told of was there when the plans were asked for: for `card` those are among "
-           "them that cuDNN offers only then; empty says the same as `description`",
+           "`card`: an H200 or an H100 was there when the plans were asked for, so that those are among them that "
+           "cuDNN offers only then; `description`, or empty: none was",
            RANKED_FOR),
     Column("cudnn", "", "version of cuDNN"),
     Column("driver", "", "version of the driver"),

@@ -2,7 +2,7 @@
 
 cuDNN's own choice and several algorithms by name run one of them (`choices`), so that times of that plan are theirs
 too. Three engines are offered only where a card is there (`OF_A_CARD`): lists of a process that has a card have them,
-and others are the same without (tests/gpu/test_ranked_plans.py). Which it was is said beside the list (`ranked_for`).
+and others are the same without (tests/gpu/test_ranked_plans.py). `ranked_for` says which list a sample has.
 
 Numbers of engines belong to a version of cuDNN. Those of 9.19.1 named the kernels that 9.19.0 ran
 (docs/prediction.md): the third number of a version is not looked at.
@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Iterable
+from operator import attrgetter
 
 from convscope.cudnn import library
 from convscope.cudnn.graph import devices
@@ -22,18 +23,19 @@ from convscope.cudnn.graph.plan import Plan
 from convscope.cudnn.legacy import Handle
 from convscope.cudnn.shape import Convolution
 from convscope.dataset import columns
-from convscope.dataset.samples import SampleRow
+from convscope.dataset.samples import ARITHMETIC, SHAPE, SampleRow
 from convscope.errors import CudnnError, CudnnMissingError
 
 SEPARATOR = ";"
 """Stands between plans."""
 FOURIER, DEPTHWISE, CUBLASLT = 3, 5, 58
 OF_A_CARD = frozenset({FOURIER, DEPTHWISE, CUBLASLT})
-"""Engines that cuDNN offers only where a card is there: of Fourier transforms, first for a few layers in fp32; for
-depthwise layers; and the one that calls cuBLASLt, first for most 1×1 layers by the matrix unit."""
+"""Engines of cuDNN 9.19 that it offers only where a card is there: of Fourier transforms, first for a few layers in
+fp32; for depthwise layers; and the one that calls cuBLASLt, first for most 1×1 layers by the matrix unit."""
 CARD, DESCRIPTION = columns.RANKED_FOR
-"""What is asked about: a card where one is there, or its description alone."""
+"""Values of `ranked_for`: a card was there when the plans were asked for, or none was."""
 _REMEMBERED = 1 << 16
+_SHAPE = attrgetter("gpu_name", "cudnn", *SHAPE, *ARITHMETIC)
 
 
 def here() -> str | None:
@@ -71,32 +73,40 @@ def why_not(gpu_name: str, versions: Iterable[str]) -> str | None:
 
 @functools.lru_cache(1)
 def card_here() -> Handle | None:
-    """Return a context of the first card that is here; None where there is none, or one that cuDNN cannot be told of.
+    """Return a context of the first card that is here; None where there is none, or one that is not in `BY_NAME`.
 
-    With it, cuDNN offers this process what it offers only where a card is there, also for a description.
+    With it, cuDNN offers this process what it offers only where a card is there, also for a description. The process
+    has some hundred megabytes of the card's memory from then on; an empty `CUDA_VISIBLE_DEVICES` prevents it.
     """
+    handle = None
     try:
         handle = Handle()
-    except CudnnError:
-        return None
-    if devices.properties_of(handle)["deviceName"] in devices.BY_NAME:
+        name = devices.properties_of(handle)["deviceName"]
+    except CudnnError:  # no card, or a cuDNN that describes none
+        name = None
+    if name in devices.BY_NAME:
         return handle
-    handle.close()
+    if handle is not None:
+        handle.close()
     return None
 
 
 def filled(rows: Iterable[SampleRow]) -> list[SampleRow]:
     """Return samples, with the plans of each that has none, and whose card and version of cuDNN can be asked.
 
-    Where a card is here, plans that were asked for without one are asked for again.
+    Plans that were asked for without a card are asked for again where one is here. Those that another sample of the
+    shape has from a card are taken from it.
     """
-    asked = series(here())
-    return [
-        _with_plans(row)
-        if asked and series(row.cudnn) == asked and row.gpu_name in devices.BY_NAME and _is_asked(row)
-        else row
-        for row in rows
-    ]
+    asked, given = series(here()), [*rows]
+    of_card = {_SHAPE(row): row.ranked_plans for row in given if row.ranked_for == CARD}
+    found = []
+    for row in given:
+        if row.ranked_for != CARD and _SHAPE(row) in of_card:
+            row = dataclasses.replace(row, ranked_plans=of_card[_SHAPE(row)], ranked_for=CARD)
+        elif asked and series(row.cudnn) == asked and row.gpu_name in devices.BY_NAME and _is_asked(row):
+            row = _with_plans(row)
+        found.append(row)
+    return found
 
 
 def _is_asked(row: SampleRow) -> bool:
@@ -104,14 +114,14 @@ def _is_asked(row: SampleRow) -> bool:
 
 
 def _with_plans(row: SampleRow) -> SampleRow:
-    plans = _of_row(row)
-    about = None if plans is None else DESCRIPTION if card_here() is None else CARD
-    return dataclasses.replace(row, ranked_plans=plans, ranked_for=about)
+    if (plans := _of_row(row)) is None:
+        return row
+    return dataclasses.replace(row, ranked_plans=plans, ranked_for=DESCRIPTION if card_here() is None else CARD)
 
 
 def together(one: SampleRow, other: SampleRow) -> tuple[SampleRow, SampleRow]:
     """Return two samples of a shape, each with the plans of the one that knows more; as they are if these disagree."""
-    less, more = sorted((one, other), key=lambda row: (row.ranked_for == CARD, row.ranked_plans or "", row.ranked_for or ""))
+    less, more = sorted((one, other), key=_known)
     plans = more.ranked_plans
     if plans and more.ranked_for == CARD and less.ranked_for != CARD:
         plans = without_card(plans)
@@ -119,6 +129,11 @@ def together(one: SampleRow, other: SampleRow) -> tuple[SampleRow, SampleRow]:
         return one, other
     told = functools.partial(dataclasses.replace, ranked_plans=more.ranked_plans, ranked_for=more.ranked_for)
     return told(one), told(other)
+
+
+def _known(row: SampleRow) -> tuple[bool, str, str]:
+    """Return what is the larger the more a sample knows of its plans."""
+    return row.ranked_for == CARD, row.ranked_plans or "", row.ranked_for or ""
 
 
 def without_card(plans: str) -> str | None:

@@ -58,7 +58,7 @@ class SampleRow:
             alone was measured.
         mean_ci95_ms: half the 95 % interval of the mean.
         ranked_plans: of the shape, not of the algorithm; asked of cuDNN, not measured (`ranked_plans`).
-        ranked_for: "card", where such a card was there when they were asked for; "description", where none was.
+        ranked_for: "card", where an H200 or an H100 was there when they were asked for; "description", where none was.
     """
 
     gpu_name: str

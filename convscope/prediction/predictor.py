@@ -33,10 +33,10 @@ from convscope.prediction.calibration import Correction
 from convscope.prediction.features import CARD, Features, engine, features, outside
 from convscope.prediction.held_out import FEWEST
 from convscope.prediction.intervals import Growth
-from convscope.prediction.learners import judged, search
+from convscope.prediction.learners import judged
 from convscope.prediction.learners.core import Core
 from convscope.prediction.learners.process import Mask, Process
-from convscope.prediction.learners.search import Search
+from convscope.prediction.learners.search import Search, Tries
 from convscope.prediction.shapes.sizes import Floats
 
 TIME, ENERGY = "time", "energy"
@@ -163,9 +163,8 @@ class Predictor:
         if not len(tried):
             return found
         asked = features(tried, self.cards)
-        launched = search.launched(self.search.launches, asked, tried)
-        least = search.least(self._by_both(asked, tried), of, len(frame), launched)
-        return self.search.both(found, least, frame)
+        tries = Tries.of_rows(asked, tried, of, len(frame), self.search.launches)
+        return self.search.both(found, tries.least(self._by_both(asked, tried), self.search.hosts), frame)
 
     def _by_both(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return the estimate by trees and process."""

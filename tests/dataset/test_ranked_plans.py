@@ -19,7 +19,7 @@ from convscope.cudnn.graph.engines import Offers
 from convscope.cudnn.shape import Convolution
 from convscope.dataset import columns, ranked_plans
 from convscope.dataset.samples import SampleRow
-from convscope.errors import CudnnMissingError
+from convscope.errors import CudnnError, CudnnMissingError
 
 H100, H200 = sorted(devices.BY_NAME)
 ROW = dataclasses.replace(
@@ -31,6 +31,11 @@ SHAPE = Convolution((8, 64, 56, 56), (128, 64, 3, 3), (1, 1), (1, 1), (1, 1))
 
 def plans_of(row: SampleRow) -> str | None:
     return ranked_plans.filled([row])[0].ranked_plans
+
+
+@pytest.fixture(autouse=True)
+def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranked_plans, "card_here", lambda: None)
 
 
 @pytest.fixture
@@ -79,7 +84,8 @@ def test_plans_that_were_asked_for_without_a_card_are_asked_for_again_where_one_
     known = dataclasses.replace(ROW, ranked_plans="7")
     assert ranked_plans.filled([known]) == [known]
     with_a_card(monkeypatch)
-    again, kept = ranked_plans.filled([known, dataclasses.replace(known, ranked_for=ranked_plans.CARD)])
+    other = dataclasses.replace(known, batch_size=9, ranked_for=ranked_plans.CARD)
+    again, kept = ranked_plans.filled([known, other])
     assert (again.ranked_for, again.ranked_plans) == (ranked_plans.CARD, plans_of(ROW))
     assert kept.ranked_plans == "7"
 
@@ -89,19 +95,46 @@ def test_a_list_without_a_card_lacks_its_engines():
     assert ranked_plans.without_card("58:k25=0") is None
 
 
-def test_a_card_that_cudnn_cannot_be_told_of_is_none(monkeypatch: pytest.MonkeyPatch):
-    closed = list[object]()
+def test_an_answer_that_fails_leaves_the_plans_that_are_known(monkeypatch: pytest.MonkeyPatch):
+    with_a_card(monkeypatch)
+    monkeypatch.setattr(ranked_plans, "ranked", lambda shape, name: None)
+    known = dataclasses.replace(ROW, ranked_plans="7", ranked_for=ranked_plans.DESCRIPTION)
+    assert ranked_plans.filled([known]) == [known]
+
+
+@pytest.mark.parametrize("known", [None, "7;0"])
+def test_a_shape_has_the_plans_that_another_sample_of_it_has_from_a_card(known: str | None):
+    card = dataclasses.replace(ROW, ranked_plans="58:k25=0;7;0", ranked_for=ranked_plans.CARD)
+    other = dataclasses.replace(ROW, algorithm="torch", run="another", ranked_plans=known)
+    elsewhere = dataclasses.replace(other, batch_size=9)
+    found = ranked_plans.filled([other, card, elsewhere])
+    assert [row.ranked_plans == card.ranked_plans for row in found] == [True, True, False]
+    assert [row.ranked_for == ranked_plans.CARD for row in found] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("said", "is_card", "closed"),
+    [({"deviceName": H100}, True, 0), ({"deviceName": "Tesla T4"}, False, 1), (None, False, 1)],
+)
+def test_a_card_counts_where_cudnn_can_be_told_of_it(
+    said: dict[str, object] | None, is_card: bool, closed: int, monkeypatch: pytest.MonkeyPatch
+):
+    contexts = list[object]()
 
     class Context:
         def close(self) -> None:
-            closed.append(self)
+            contexts.append(self)
 
+    def properties_of(handle: Context) -> dict[str, object]:
+        if said is None:
+            raise CudnnError("no description")
+        return said
+
+    monkeypatch.undo()
     monkeypatch.setattr(ranked_plans, "Handle", Context)
-    monkeypatch.setattr(devices, "properties_of", lambda handle: {"deviceName": "Tesla T4"})
-    assert ranked_plans.card_here.__wrapped__() is None
-    assert len(closed) == 1
-    monkeypatch.setattr(devices, "properties_of", lambda handle: {"deviceName": H100})
-    assert isinstance(ranked_plans.card_here.__wrapped__(), Context)
+    monkeypatch.setattr(devices, "properties_of", properties_of)
+    assert isinstance(ranked_plans.card_here.__wrapped__(), Context) == is_card
+    assert len(contexts) == closed
 
 
 def test_arithmetic_decides_which_plans_there_are():

@@ -51,7 +51,7 @@ def made() -> Predictor:
 
 ASKED = of_choice(40, seed=5)
 ROW = ASKED[0]
-COLUMNS = ["algorithm", "kernels", "ranked_plans", *SHAPE, *ARITHMETIC]
+COLUMNS = ["algorithm", "kernels", "ranked_plans", "ranked_for", *SHAPE, *ARITHMETIC]
 KERNELS_OF = {
     "plan:0": ["conv2d_grouped_direct_kernel"],
     "plan:28": ["implicit_convolve_sgemm", "convolve_common_engine_float_NHWC"],
@@ -209,7 +209,7 @@ def test_a_list_that_was_asked_for_with_a_card_says_what_is_chosen(
 @pytest.mark.parametrize("card", ["h100", "h200"])
 def test_choices_ran_the_kernels_of_the_plan_that_the_list_says(card: str):
     work = [*SHAPE, *ARITHMETIC]
-    every = pd.read_parquet(ROOT / "data" / card / "samples.parquet", columns=[*COLUMNS, "ranked_for", "run"])
+    every = pd.read_parquet(ROOT / "data" / card / "samples.parquet", columns=[*COLUMNS, "run"])
     every = every[every["kernels"].notna() & (every["run"] == every.groupby(work)["run"].transform("min"))]
     in_order = {text: json.dumps(json.loads(text), sort_keys=True) for text in every["kernels"].unique()}
     every = every.assign(kernels=every["kernels"].map(in_order))
@@ -224,7 +224,7 @@ def test_choices_ran_the_kernels_of_the_plan_that_the_list_says(card: str):
 
 @pytest.mark.parametrize("card", ["h100", "h200"])
 def test_the_fourier_transforms_that_ran_are_those_that_lists_say(card: str):
-    every = pd.read_parquet(ROOT / "data" / card / "samples.parquet", columns=[*COLUMNS, "ranked_for"])
+    every = pd.read_parquet(ROOT / "data" / card / "samples.parquet", columns=COLUMNS)
     ran = every[every["algorithm"].isin(["guess", "torch"]) & every["kernels"].notna() & (every["dtype"] == "float32")]
     assert set(ran["ranked_for"]) == {"card"}
     is_said = choices.chosen(ran) == choices.FFT
@@ -274,6 +274,13 @@ def test_a_fourier_transform_in_the_list_is_learned_from_what_chose_it():
     row = dataclasses.replace(ROW, algorithm="guess", ranked_plans=LISTED, ranked_for="card", **FMA)  # type: ignore[arg-type]
     ran = dataclasses.replace(row, kernels=json.dumps({"void fft2d_r2c_32x32<float>": 1}))
     assert [*choices.with_plans(frame_of([ran]))["algorithm"]] == ["guess", choices.FFT]
+
+
+@pytest.mark.parametrize(("listed", "is_learned"), [("1;3:k11=2", True), ("1;33:k11=2", False)])
+def test_a_search_that_took_a_fourier_transform_is_learned_where_its_list_has_it(listed: str, is_learned: bool):
+    row = dataclasses.replace(ROW, algorithm=choices.SEARCH, ranked_plans=listed, ranked_for="card", **FMA)  # type: ignore[arg-type]
+    ran = dataclasses.replace(row, kernels=json.dumps({"void fft2d_r2c_32x32<float>": 1}))
+    assert (choices.SEARCHED in {*choices.with_plans(frame_of([ran]))["algorithm"]}) == is_learned
 
 
 def test_a_choice_that_ran_a_fourier_transform_is_no_sample_of_the_plan_in_the_list():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 from fakes.drawn_samples import CARDS, drawn, frame_of
 from scipy.optimize import nnls
 
+from convscope.prediction import document, predictor
 from convscope.prediction.features import Features, features
 from convscope.prediction.learners import costs
 from convscope.prediction.shapes.sizes import Floats
@@ -114,6 +116,19 @@ def test_a_narrower_group_says_nothing_farther_from_the_wider_one_than_of_what_i
     assert is_narrow.sum() > 10
     assert least * (1 - 1e-9) <= apart[is_narrow].min() <= apart[is_narrow].max() <= most * (1 + 1e-9)
     assert free.min() < least < most < free.max()
+
+
+def test_ratios_stay_in_a_document(tmp_path: Path):
+    few = samples(400, OTHER, seed=5).query("in_channels % 8 == 0").head(2 * costs.FEWEST)
+    frame = pd.concat([samples(300), few], ignore_index=True)
+    given = features(frame, {})
+    made = predictor.fit(frame.assign(mean_ms=np.exp(times(frame, given)) * given.roofline_ms), "time", {})
+    document.write(tmp_path / "predictor.json", made, frame)
+    again, asked = document.read(tmp_path / "predictor.json"), samples(400, OTHER, seed=9)
+    said = made.predict(asked).middle
+    np.testing.assert_array_equal(again.predict(asked).middle, said)
+    free = dataclasses.replace(made.core, costs=dataclasses.replace(made.core.costs, ratios={}))
+    assert (dataclasses.replace(made, core=free).predict(asked).middle != said).any()
 
 
 def test_what_no_sample_is_like_costs_a_share_of_the_rooflines_time_at_least():

@@ -91,8 +91,8 @@ def test_intervals_are_of_the_estimate_by_both(made: Predictor):
 
 
 def test_it_stays_in_a_document(made: Predictor, tmp_path: Path):
-    known = dataclasses.replace(made.search, launches={"float32 tf32 nchw, dense, plan:1": 3.0})
-    made = dataclasses.replace(made, search=known)
+    launches = {"float32 tf32 nchw, dense, plan:1": 3.0}
+    made = dataclasses.replace(made, search=dataclasses.replace(made.search, launches=launches, hosts={"plan:1": 10.0}))
     document.write(tmp_path / "predictor.json", made, ASKED)
     again = document.read(tmp_path / "predictor.json")
     assert isinstance(again, Predictor)
@@ -147,16 +147,44 @@ def test_a_row_with_the_name_of_searches_whose_plans_are_known_may_have_none(fra
     assert (len(tried), len(of)) == (0, 0)
 
 
+def tries(
+    of: list[int], engines: Sequence[str] | None = None, roofline_ms: float = 1.0, groups_ms: Sequence[float] = ()
+) -> search.Tries:
+    names = np.array(engines or ["plan:1"] * len(of), dtype=object)
+    each = np.array(groups_ms or [0.0] * len(of))
+    return search.Tries(np.array(of), max(of) + 2, names, np.full(len(of), roofline_ms), each)
+
+
 def test_the_least_of_each_row_is_found_and_unknown_with_one_that_is():
-    of = np.array([2, 0, 2, 0, 3])
-    found = search.least(np.array([3.0, 1.0, 2.0, np.nan, 5.0]), of, 5, np.full(5, -np.inf))
-    np.testing.assert_array_equal(found, [np.nan, np.nan, 2.0, 5.0, np.nan])
+    found = tries([2, 0, 2, 0, 3]).least(np.array([3.0, 1.0, 2.0, np.nan, 5.0]), {})
+    np.testing.assert_allclose(found, [np.nan, np.nan, 2.0, 5.0, np.nan])
 
 
 def test_a_plan_that_is_slower_with_its_launches_is_passed_over():
-    of, estimates = np.array([0, 0, 1, 1, 2]), np.array([1.0, 2.0, 1.0, 2.0, 1.0])
-    launched = np.array([3.0, 2.5, 1.5, -np.inf, 9.0])
-    np.testing.assert_array_equal(search.least(estimates, of, 3, launched), [2.0, 1.0, 1.0])
+    of, estimates = [0, 0, 1, 1, 2], np.array([1.0, 2.0, 1.0, 2.0, 1.0])
+    by_groups = tries(of, groups_ms=np.exp([3.0, 2.5, 1.5, 0.0, 9.0]).tolist())
+    np.testing.assert_allclose(by_groups.least(estimates, {})[:3], [2.0, 1.0, 1.0])
+    by_engine = tries([0, 0, 1, 1, 2], ["plan:58", "plan:67", "plan:1", "plan:67", "plan:58"])
+    np.testing.assert_allclose(by_engine.least(estimates, {"plan:58": 30.0})[:3], [2.0, 1.0, 1.0])
+
+
+def test_plans_within_the_error_of_a_time_are_chosen_alike():
+    each_ms = np.array([0.004, 0.004 + search.ERROR_MS / 4, 0.02])
+    found = float(tries([0, 0, 0]).least(np.log(each_ms), {})[0])
+    assert np.log(each_ms[0]) + 0.2 * np.log(each_ms[1] / each_ms[0]) < found < np.log(each_ms[1])
+    longer = float(tries([0, 0, 0], roofline_ms=1e3).least(np.log(each_ms), {})[0])
+    assert longer < found  # a time of seconds is hardly in error by so little
+
+
+def test_times_to_launch_are_those_with_which_searches_take_the_least():
+    draw, launch_ms = np.random.default_rng(0), 0.008
+    each_ms = draw.uniform(0.003, 0.03, (400, 2))
+    of, engines = np.repeat(np.arange(400), 2), ["plan:58", "plan:67"] * 400
+    takes = np.maximum(each_ms, [launch_ms, 0.0]).argmin(axis=1)
+    took = np.append(np.log(each_ms[np.arange(400), takes]), np.nan)
+    asked = tries(of.tolist(), engines)
+    assert asked.hosts(np.log(each_ms.ravel()), took) == {"plan:58": pytest.approx(launch_ms, abs=0.001)}
+    assert asked.hosts(np.full(800, np.nan), took) == {}
 
 
 def with_kernels(groups: int, kernels: str | None, plan: str = "plan:45:k2=5,k5=3") -> SampleRow:
@@ -179,21 +207,21 @@ def test_kernels_for_each_group_are_counted_where_samples_agree():
     assert launches_of(frame_of(each).drop(columns="kernels")) == {}
     asked = frame_of([with_kernels(2, None), with_kernels(50, None, "plan:45:k2=7,k5=3"), *constant[:1]])
     given = features(asked, {})
-    times_ms = np.exp(search.launched(found, given, asked)) * given.roofline_ms
+    times_ms = search.Tries.of_rows(given, asked, np.arange(3), 3, found).groups_ms
     assert times_ms.tolist() == pytest.approx([6 * search.LAUNCH_MS, 150 * search.LAUNCH_MS, 0])
 
 
 def test_what_misses_less_counts_more():
     draw, frame = np.random.default_rng(0), frame_of([ROW] * 400)
     rough, fine = draw.normal(0, 0.3, 400), draw.normal(0.1, 0.02, 400)
-    found = search.fit(rough, fine, frame, {})
+    found = search.fit(rough, fine, frame, {}, {})
     (share,), (usual,) = found.shares.values(), found.usual.values()
     assert share >= 0.9
     assert usual == pytest.approx(0.1, abs=0.01)
     own, least = np.zeros(400), np.where(np.arange(400) == 0, np.nan, 1.0)
     both = found.both(own, least, frame)
     np.testing.assert_allclose(both, [0.0, *[share * (1 + usual)] * 399])
-    assert search.fit(rough[:40], fine[:40], frame[:40], {}) == search.Search()
+    assert search.fit(rough[:40], fine[:40], frame[:40], {}, {}) == search.Search()
 
 
 def of_many_launches(count: int, seed: int = 0) -> list[SampleRow]:
@@ -215,19 +243,6 @@ def of_many_launches(count: int, seed: int = 0) -> list[SampleRow]:
         ]
         found.append(dataclasses.replace(row, algorithm=choices.SEARCH, mean_ms=took_ms[fastest][0]))
     return found
-
-
-def test_a_search_passes_over_cublaslt_for_calls_that_are_shorter_than_its_launch():
-    launch_ms = search.LAUNCH_MS
-    took_ms = {"plan:58:k25=0": 0.4 * launch_ms, "plan:47:k2=1": 0.8 * launch_ms, "plan:62:k2=1": 1.5 * launch_ms}
-    frame = frame_of(dataclasses.replace(ROW, algorithm=name, mean_ms=each) for name, each in took_ms.items())
-    given = features(frame, {})
-    estimates = np.log(frame["mean_ms"].to_numpy() / given.roofline_ms)
-    launched = search.launched({}, given, frame)
-    assert np.exp(launched) * given.roofline_ms == pytest.approx([launch_ms, 0, 0])
-    for kept, taken in (([0, 1], 1), ([0, 2], 0), ([0, 1, 2], 1)):
-        found = search.least(estimates[kept], np.zeros(len(kept), dtype=int), 1, launched[kept])
-        assert found == estimates[taken]
 
 
 def test_a_fit_learns_that_a_search_passes_over_plans_of_many_launches():

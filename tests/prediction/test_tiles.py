@@ -13,7 +13,7 @@ from convscope.dataset.samples import ARITHMETIC, SHAPE, kernel_names
 from convscope.prediction.features import features
 from convscope.prediction.shapes.tiles import TILED, USUAL, Tile, tile_of
 
-COLUMNS = ("algorithm", "kernels", "status", "ranked_plans", *SHAPE, *ARITHMETIC)
+COLUMNS = ("algorithm", "kernels", "status", "ranked_plans", "ranked_for", *SHAPE, *ARITHMETIC)
 NAMED = (
     re.compile(r"tilesize(\d+)x(\d+)x(\d+)_"),  # sm90_xmma_fprop_implicit_gemm_…_tilesize128x64x32_…
     re.compile(r"fprop\w*?_(\d+)x(\d+)_(\d+)x\d"),  # cutlass_tensorop_s1688fprop_optimized_tf32_256x64_16x4_…

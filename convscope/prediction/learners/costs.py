@@ -9,14 +9,13 @@ run the same kernels, so they have weights of their own, on each card. Weights o
 the wider one around it, as if some of the latter's samples were its own: so few samples are enough (partial pooling). A
 wider group stands for a narrower one that was not learned. What a narrower group says is no farther from what the wider
 one does than it was for any of its samples: a part that is small in these may get a weight that makes it large in other
-calls. The mean absolute logarithm of predicted over measured times
-is made small by squares of relative errors, each counted by what makes it such a logarithm (iteratively reweighted
-least squares), so that few odd samples change little.
+calls. The mean absolute logarithm of predicted over measured times is made small by squares of relative errors, each
+counted by what makes it such a logarithm (iteratively reweighted least squares), so that few odd samples change little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,8 +30,8 @@ from convscope.prediction.features import Features
 from convscope.prediction.learners import threads
 from convscope.prediction.shapes.sizes import Floats
 
-EVERY, NONE = "", ""
-"""Name of the costs of every arithmetic, and of no group."""
+EVERY = ""
+"""Name of the costs of every arithmetic."""
 FEWEST, FEWEST_OF_ARITHMETIC = 5, 50
 """Samples that a group needs, and an arithmetic that has weights of the roofline's parts of its own."""
 BORROWED = 10
@@ -71,7 +70,8 @@ class Costs:
 
     def predict(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return the logarithm of the sum of the parts' costs over the roofline's time, for each row."""
-        by_roofline = _finest([splits.joined(frame, ARITHMETIC)], self.roofline, EVERY)
+        names = splits.joined(frame, ARITHMETIC)
+        by_roofline = np.where(pd.Series(names).isin(self.roofline.keys()), names, EVERY)
         found_ms = _weighted(given.of_roofline_ms(), self.roofline, by_roofline)
         rows = np.flatnonzero(given.has_parts & bool(self.parts))
         own_ms = self._by_parts(given, frame, rows) if len(rows) else np.zeros(0)
@@ -96,14 +96,6 @@ class Costs:
             own_ms[has_wider] = np.clip(own_ms, least * wider_ms, most * wider_ms)[has_wider]
             found_ms[known] = own_ms
         return found_ms
-
-
-def _finest(levels: Sequence[splits.Labels], weights: Mapping[str, object], other: str) -> splits.Labels:
-    """Return of each row the narrowest group that has weights, the name of another where none has."""
-    found: splits.Labels = np.full(len(levels[0]), other, dtype=object)
-    for level in levels:
-        found = np.where(pd.Series(level).isin(weights.keys()), level, found)
-    return found
 
 
 def _weighted(parts: pd.DataFrame, weights: Mapping[str, Mapping[str, float]], groups: splits.Labels) -> Floats:

@@ -20,7 +20,7 @@ from convscope.prediction.held_out import Division, Divisions
 from convscope.prediction.learners import core, process, search, threads
 from convscope.prediction.learners.core import Core
 from convscope.prediction.learners.process import Mask, Places, Process
-from convscope.prediction.learners.search import Search
+from convscope.prediction.learners.search import Search, Tries
 from convscope.prediction.shapes.sizes import Floats
 
 EVERY, FEWEST = "", 300
@@ -61,16 +61,17 @@ class Judged:
         count, asked = len(frame) - len(of), np.unique(of)
         is_tried = np.arange(len(frame)) >= count
         launches = search.launches(given.rows(~is_tried), frame[~is_tried]) if len(of) else {}
-        launched = search.launched(launches, given.rows(is_tried), frame[is_tried]) - wanted[is_tried]
-        frame = frame[~is_tried]
+        tries = Tries.of_rows(given.rows(is_tried), frame[is_tried], of, count, launches)
+        took, frame = wanted[:count], frame[~is_tried]
+        hosts = tries.hosts(wanted[count:] - self.missed[count:], took) if len(of) else {}
 
-        def least(missed: Floats) -> Floats:
-            return -search.least(-missed[count:], of, count, launched)
+        def by_least(missed: Floats) -> Floats:
+            return took - tries.least(wanted[count:] - missed[count:], hosts)
 
-        found = search.fit(self.missed[asked], least(self.missed)[asked], frame.iloc[asked], launches)
+        found = search.fit(self.missed[asked], by_least(self.missed)[asked], frame.iloc[asked], launches, hosts)
 
         def of_both(missed: Floats) -> Floats:
-            return -found.both(-missed[:count], -least(missed), frame)
+            return -found.both(-missed[:count], -by_least(missed), frame)
 
         cut = dataclasses.replace(
             self, rests=of_both(self.rests), missed=of_both(self.missed), far=self.far[:count],

@@ -1,14 +1,16 @@
-"""Estimate of what PyTorch's search takes (`torch benchmark`): the least of the estimates of the plans that it tries.
+"""Estimate of what PyTorch's search takes (`torch benchmark`): about the least of the estimates of the plans it tries.
 
-The search times the first plans of heuristic A and runs the fastest. Which one that is differs from shape to shape, so
-that what such calls took says little of another shape; the plans by themselves are predicted well. The least of several
-estimates is too low, for each has an error, and what is not in the list may be faster: how much too low it usually is,
-and how much it counts beside the estimate from other calls of the search, is learned by arithmetic, from what was
-held out.
+The search times the first plans of heuristic A, each once, and runs the fastest. Which one that is differs from shape
+to shape, so that what such calls took says little of another shape; the plans by themselves are predicted well. Plans
+that take nearly as long as the fastest are chosen too, so the estimate is a mean of the plans', those of more time
+counting less. It is too low, for each estimate has an error, and what is not in the list may be faster: how much too
+low it usually is, and how much it counts beside the estimate from other calls of the search, is learned by arithmetic,
+from what was held out.
 
-The search launches each kernel from the host. A plan that launches several for each group takes at least the time of
-its launches there, though not in a graph or where the GPU has other work, as in samples; one that calls cuBLASLt takes
-longer to launch than others. So a plan is passed over for another that is faster with its launches.
+The search launches each kernel from the host. For some engines that takes longer than a small call, and for those that
+launch several kernels for each group also longer than many others, though not in a graph or where the GPU has other
+work, as in samples. So a plan is passed over for another that is faster with its launches. How long an engine takes to
+launch is learned too: the time with which searches take what is estimated.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from convscope.dataset import choices, ranked_plans, samples, splits
+from convscope.dataset import samples, splits
 from convscope.dataset.samples import ARITHMETIC
 from convscope.prediction.features import Features
 from convscope.prediction.learners import process
@@ -29,10 +31,14 @@ from convscope.prediction.shapes.sizes import Floats
 FEWEST = 50
 """Samples of a search in an arithmetic that its share is learned from at least."""
 LAUNCH_MS = 0.006
-"""Time of a launch from the host for each group, and of one through cuBLASLt: of 0 to 12 µs, that with which most
-searches take what the fastest of their plans takes, on both cards (`benchmarks/data_set.py`)."""
-CUBLASLT = f"{choices.PLAN}{ranked_plans.CUBLASLT}"
-"""The engine that calls it."""
+"""Time of a launch from the host, of several for each group: of 0 to 12 µs, that with which most searches of grouped
+convolutions take what the fastest of their plans takes, on both cards (`benchmarks/data_set.py`)."""
+HOSTS_MS = tuple(us / 1e3 for us in (0, 3, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 25))
+"""Times that an engine may take to launch from the host, of which one is chosen."""
+SWEEPS, WORTH = 2, 1e-5
+"""Times that each engine's is chosen anew, and the fall of the mean error from which on another time is taken."""
+ERROR_MS, ERROR = 0.0005, 0.02
+"""Error of a time that a search takes, in ms and as a share: what is slower by it has the weight 1/e."""
 SEVERAL, APART, AGREE = 5, 0.2, 0.8
 """Samples that say how many kernels a plan launches for each group, at least, how far apart they may be, and the share
 of them that must not be farther."""
@@ -46,12 +52,14 @@ class Search:
     Attributes:
         shares: by arithmetic, beside the estimate from other calls of the search; nothing where too few are known.
         usual: by arithmetic, the logarithm of what a call takes over the least, its median.
-        launches: for each group of a convolution, of plans that launch so many; by arithmetic, class and engine.
+        launches: for each group of a convolution, of plans that launch several; by arithmetic, class and engine.
+        hosts: by engine, the time in ms that a search takes at least to launch a plan.
     """
 
     shares: Mapping[str, float] = field(default_factory=dict)
     usual: Mapping[str, float] = field(default_factory=dict)
     launches: Mapping[str, float] = field(default_factory=dict)
+    hosts: Mapping[str, float] = field(default_factory=dict)
 
     def both(self, own: Floats, least: Floats, frame: pd.DataFrame) -> Floats:
         """Return the estimates of rows, from that of the search itself and the least of its plans' (NaN for none)."""
@@ -60,7 +68,80 @@ class Search:
         return np.where(np.isnan(least), own, (1 - share) * own + share * (least + usual))
 
 
-def fit(missed: Floats, missed_by_least: Floats, frame: pd.DataFrame, launches: Mapping[str, float]) -> Search:
+@dataclass(frozen=True)
+class Tries:
+    """Plans that searches try, a row each.
+
+    Attributes:
+        of: the number of the search's row, of `count`.
+        roofline_ms: of its shape.
+        groups_ms: time of launches for each group; 0 where these are few, or not known.
+    """
+
+    of: Places
+    count: int
+    engines: splits.Labels
+    roofline_ms: Floats
+    groups_ms: Floats
+
+    @classmethod
+    def of_rows(
+        cls, given: Features, frame: pd.DataFrame, of: Places, count: int, launches: Mapping[str, float]
+    ) -> Tries:
+        """Return them from samples of plans; `launches` as in `Search`."""
+        of_group = pd.Series(_labels(given, frame)).map(launches).to_numpy(float)
+        groups_ms = np.nan_to_num(of_group * frame["groups"].to_numpy(float) * LAUNCH_MS)
+        return cls(of, count, given.values["engine"].to_numpy(dtype=object), given.roofline_ms, groups_ms)
+
+    def least(self, estimates: Floats, hosts: Mapping[str, float]) -> Floats:
+        """Return about the least of the estimates of a search's plans; NaN for a row that tries none, or one unknown.
+
+        Args:
+            estimates: of each plan, the logarithm of its time over the roofline's.
+            hosts: as in `Search`.
+        """
+        launched_ms = pd.Series(self.engines).map(hosts).fillna(0.0).to_numpy(float)
+        timed_ms = np.maximum(np.exp(estimates) * self.roofline_ms, np.maximum(self.groups_ms, launched_ms))
+        fastest_ms = np.full(self.count, np.inf)
+        with np.errstate(invalid="ignore"):
+            np.minimum.at(fastest_ms, self.of, timed_ms)  # NaN if one is
+            past_ms = timed_ms - fastest_ms[self.of]
+            weights = np.exp(-past_ms / (ERROR_MS + ERROR * fastest_ms[self.of]))
+            total = np.bincount(self.of, weights, self.count)
+            found: Floats = np.bincount(self.of, weights * estimates, self.count) / total
+        return found
+
+    def hosts(self, estimates: Floats, took: Floats) -> dict[str, float]:
+        """Return the times to launch from the host with which searches take about the least: `Search.hosts`.
+
+        One engine after another gets the time with the smallest mean error, but for the median of errors.
+
+        Args:
+            took: of each row, what the search took, as the logarithm over the roofline's time; NaN for no search.
+        """
+        errors = took - self.least(estimates, {})
+        if np.isfinite(errors).sum() < FEWEST:
+            return {}
+        counts = pd.Series(self.engines).value_counts()
+        found = {str(name): 0.0 for name in sorted(counts.index[counts >= FEWEST])}
+
+        def missed(hosts: Mapping[str, float]) -> float:
+            errors = took - self.least(estimates, hosts)
+            return float(np.nanmean(np.abs(errors - np.nanmedian(errors))))
+
+        least = missed(found)
+        for name in [*found] * SWEEPS:
+            for host_ms in HOSTS_MS:
+                tried = {**found, name: host_ms}
+                if (error := missed(tried)) < least - WORTH:
+                    least, found = error, tried
+        return {name: host_ms for name, host_ms in found.items() if host_ms > 0}
+
+
+def fit(
+    missed: Floats, missed_by_least: Floats, frame: pd.DataFrame, launches: Mapping[str, float],
+    hosts: Mapping[str, float],
+) -> Search:  # fmt: skip
     """Fit it to what both miss of rows that were held out: the measured logarithm less the estimated one."""
     shares, usual, names = {}, {}, splits.joined(frame, ARITHMETIC)
     for name in sorted({*names}):
@@ -69,7 +150,7 @@ def fit(missed: Floats, missed_by_least: Floats, frame: pd.DataFrame, launches: 
         if known.sum() >= FEWEST:
             usual[name] = float(np.median(least[known]))
             shares[name] = process.share(own[known], least[known] - usual[name])
-    return Search(shares, usual, launches)
+    return Search(shares, usual, launches, hosts)
 
 
 def launches(given: Features, frame: pd.DataFrame) -> dict[str, float]:
@@ -90,31 +171,7 @@ def launches(given: Features, frame: pd.DataFrame) -> dict[str, float]:
     return found
 
 
-def launched(known: Mapping[str, float], given: Features, frame: pd.DataFrame) -> Floats:
-    """Return the logarithm of the time of each row's launches over the roofline's; -inf where they are few."""
-    of_group = pd.Series(_labels(given, frame)).map(known).to_numpy(float)
-    by_cublaslt = given.values["engine"].to_numpy(dtype=object) == CUBLASLT
-    took_ms = np.where(by_cublaslt, 1.0, np.nan_to_num(of_group * frame["groups"].to_numpy(float))) * LAUNCH_MS
-    with np.errstate(divide="ignore"):
-        found: Floats = np.log(took_ms / given.roofline_ms)
-    return found
-
-
 def _labels(given: Features, frame: pd.DataFrame) -> splits.Labels:
     """Return the arithmetic, class and engine of each row."""
     named = zip(splits.joined(frame, ARITHMETIC), given.classes[0], given.values["engine"], strict=True)
     return np.array([", ".join(each) for each in named], dtype=object)
-
-
-def least(estimates: Floats, of: Places, count: int, launched: Floats) -> Floats:
-    """Return for each of so many rows the estimate of what is fastest with its launches; NaN if one is not known.
-
-    Args:
-        of: of each estimate, the number of the row.
-        launched: of each, what its launches take at least.
-    """
-    found = np.full(count, np.nan)
-    slowest_first = np.lexsort((estimates, np.maximum(estimates, launched)))[::-1]
-    found[of[slowest_first]] = estimates[slowest_first]  # the last of a row stays
-    found[of[np.isnan(estimates)]] = np.nan
-    return found
