@@ -44,7 +44,7 @@ class Features:
         families: of the kernels that ran, "" where they are not known. No feature: who predicts does not know it.
         parts_ms: that the time of each is a sum of (`shapes.parts`, `shapes.transforms`), a column a part.
         has_parts: rows whose parts these are: those by plans that say their tile, and by Fourier transforms.
-        classes: of each, by the kernels that compute it: a coarse and a fine one (there too).
+        classes: of each, by the kernels that compute it: a coarse and a fine one (`shapes.parts`, `shapes.transforms`).
         times_ms: of the calls, where the target follows from them (energy); None for another.
     """
 

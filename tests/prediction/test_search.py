@@ -148,10 +148,10 @@ def test_a_row_with_the_name_of_searches_whose_plans_are_known_may_have_none(fra
 
 
 def tries(
-    of: list[int], engines: Sequence[str] | None = None, roofline_ms: float = 1.0, groups_ms: Sequence[float] = ()
+    of: list[int], engines: Sequence[str] | None = None, roofline_ms: float = 1.0, launches: Sequence[float] = ()
 ) -> search.Tries:
     names = np.array(engines or ["plan:1"] * len(of), dtype=object)
-    each = np.array(groups_ms or [0.0] * len(of))
+    each = np.array(launches or [1.0] * len(of))
     return search.Tries(np.array(of), max(of) + 2, names, np.full(len(of), roofline_ms), each)
 
 
@@ -162,10 +162,13 @@ def test_the_least_of_each_row_is_found_and_unknown_with_one_that_is():
 
 def test_a_plan_that_is_slower_with_its_launches_is_passed_over():
     of, estimates = [0, 0, 1, 1, 2], np.array([1.0, 2.0, 1.0, 2.0, 1.0])
-    by_groups = tries(of, groups_ms=np.exp([3.0, 2.5, 1.5, 0.0, 9.0]).tolist())
+    engines = ["plan:58", "plan:67", "plan:1", "plan:67", "plan:58"]
+    np.testing.assert_allclose(tries(of, engines).least(estimates, {"plan:58": 30.0})[:3], [2.0, 1.0, 1.0])
+    launches = (np.exp([3.0, 2.5, 1.5, 0.0, 9.0]) / search.LAUNCH_MS).tolist()
+    by_groups = tries(of, [each + search.GROUPS for each in engines], launches=launches)
     np.testing.assert_allclose(by_groups.least(estimates, {})[:3], [2.0, 1.0, 1.0])
-    by_engine = tries([0, 0, 1, 1, 2], ["plan:58", "plan:67", "plan:1", "plan:67", "plan:58"])
-    np.testing.assert_allclose(by_engine.least(estimates, {"plan:58": 30.0})[:3], [2.0, 1.0, 1.0])
+    hosts = {each + search.GROUPS: 0.0 for each in engines}
+    np.testing.assert_allclose(by_groups.least(estimates, hosts)[:3], [1.0, 1.0, 1.0])
 
 
 def test_plans_within_the_error_of_a_time_are_chosen_alike():
@@ -183,7 +186,8 @@ def test_times_to_launch_are_those_with_which_searches_take_the_least():
     takes = np.maximum(each_ms, [launch_ms, 0.0]).argmin(axis=1)
     took = np.append(np.log(each_ms[np.arange(400), takes]), np.nan)
     asked = tries(of.tolist(), engines)
-    assert asked.hosts(np.log(each_ms.ravel()), took) == {"plan:58": pytest.approx(launch_ms, abs=0.001)}
+    found = asked.hosts(np.log(each_ms.ravel()), took)
+    assert found == {"plan:58": pytest.approx(launch_ms, abs=0.001), "plan:67": 0.0}
     assert asked.hosts(np.full(800, np.nan), took) == {}
 
 
@@ -207,8 +211,9 @@ def test_kernels_for_each_group_are_counted_where_samples_agree():
     assert launches_of(frame_of(each).drop(columns="kernels")) == {}
     asked = frame_of([with_kernels(2, None), with_kernels(50, None, "plan:45:k2=7,k5=3"), *constant[:1]])
     given = features(asked, {})
-    times_ms = search.Tries.of_rows(given, asked, np.arange(3), 3, found).groups_ms
-    assert times_ms.tolist() == pytest.approx([6 * search.LAUNCH_MS, 150 * search.LAUNCH_MS, 0])
+    made = search.Tries.of_rows(given, asked, np.arange(3), 3, found)
+    assert made.launches.tolist() == [6, 150, 1]
+    assert [*made.engines] == ["plan:45, for each group", "plan:45, for each group", "plan:62"]
 
 
 def test_what_misses_less_counts_more():

@@ -8,9 +8,9 @@ low it usually is, and how much it counts beside the estimate from other calls o
 from what was held out.
 
 The search launches each kernel from the host. For some engines that takes longer than a small call, and for those that
-launch several kernels for each group also longer than many others, though not in a graph or where the GPU has other
-work, as in samples. So a plan is passed over for another that is faster with its launches. How long an engine takes to
-launch is learned too: the time with which searches take what is estimated.
+launch kernels for each group also longer than many others, though not in a graph or where the GPU has other work, as in
+samples. So a plan is passed over for another that is faster with its launches. How long an engine takes for a launch is
+learned too: the time with which searches take what is estimated.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from convscope.prediction.shapes.sizes import Floats
 FEWEST = 50
 """Samples of a search in an arithmetic that its share is learned from at least."""
 LAUNCH_MS = 0.006
-"""Time of a launch from the host, of several for each group: of 0 to 12 µs, that with which most searches of grouped
-convolutions take what the fastest of their plans takes, on both cards (`benchmarks/data_set.py`)."""
+"""Time of a launch from the host, of those for each group, before that of the engine is learned: of 0 to 12 µs, that
+with which most searches of grouped convolutions take what the fastest of their plans takes, on both cards
+(`benchmarks/data_set.py`)."""
+GROUPS = ", for each group"
+"""Stands behind an engine whose kernels are launched for each group."""
 HOSTS_MS = tuple(us / 1e3 for us in (0, 3, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 25))
 """Times that an engine may take to launch from the host, of which one is chosen."""
 SWEEPS, WORTH = 2, 1e-5
@@ -53,7 +56,7 @@ class Search:
         shares: by arithmetic, beside the estimate from other calls of the search; nothing where too few are known.
         usual: by arithmetic, the logarithm of what a call takes over the least, its median.
         launches: for each group of a convolution, of plans that launch several; by arithmetic, class and engine.
-        hosts: by engine, the time in ms that a search takes at least to launch a plan.
+        hosts: by engine, alone or with `GROUPS`, the time in ms that a search takes at least for a launch.
     """
 
     shares: Mapping[str, float] = field(default_factory=dict)
@@ -74,15 +77,16 @@ class Tries:
 
     Attributes:
         of: the number of the search's row, of `count`.
+        engines: of each, with `GROUPS` where it launches kernels for each group.
         roofline_ms: of its shape.
-        groups_ms: time of launches for each group; 0 where these are few, or not known.
+        launches: that count: of all groups, or one.
     """
 
     of: Places
     count: int
     engines: splits.Labels
     roofline_ms: Floats
-    groups_ms: Floats
+    launches: Floats
 
     @classmethod
     def of_rows(
@@ -90,8 +94,9 @@ class Tries:
     ) -> Tries:
         """Return them from samples of plans; `launches` as in `Search`."""
         of_group = pd.Series(_labels(given, frame)).map(launches).to_numpy(float)
-        groups_ms = np.nan_to_num(of_group * frame["groups"].to_numpy(float) * LAUNCH_MS)
-        return cls(of, count, given.values["engine"].to_numpy(dtype=object), given.roofline_ms, groups_ms)
+        engines = given.values["engine"].astype(str) + np.where(np.isfinite(of_group), GROUPS, "")
+        of_all = np.nan_to_num(of_group * frame["groups"].to_numpy(float), nan=1.0)
+        return cls(of, count, engines.to_numpy(dtype=object), given.roofline_ms, of_all)
 
     def least(self, estimates: Floats, hosts: Mapping[str, float]) -> Floats:
         """Return about the least of the estimates of a search's plans; NaN for a row that tries none, or one unknown.
@@ -100,8 +105,9 @@ class Tries:
             estimates: of each plan, the logarithm of its time over the roofline's.
             hosts: as in `Search`.
         """
-        launched_ms = pd.Series(self.engines).map(hosts).fillna(0.0).to_numpy(float)
-        timed_ms = np.maximum(np.exp(estimates) * self.roofline_ms, np.maximum(self.groups_ms, launched_ms))
+        numbers, names = pd.factorize(self.engines)
+        each_ms = np.array([hosts.get(name, _host_ms(name)) for name in names])
+        timed_ms = np.maximum(np.exp(estimates) * self.roofline_ms, each_ms[numbers] * self.launches)
         fastest_ms = np.full(self.count, np.inf)
         with np.errstate(invalid="ignore"):
             np.minimum.at(fastest_ms, self.of, timed_ms)  # NaN if one is
@@ -123,7 +129,7 @@ class Tries:
         if np.isfinite(errors).sum() < FEWEST:
             return {}
         counts = pd.Series(self.engines).value_counts()
-        found = {str(name): 0.0 for name in sorted(counts.index[counts >= FEWEST])}
+        found = {str(name): _host_ms(name) for name in sorted(counts.index[counts >= FEWEST])}
 
         def missed(hosts: Mapping[str, float]) -> float:
             errors = took - self.least(estimates, hosts)
@@ -135,7 +141,12 @@ class Tries:
                 tried = {**found, name: host_ms}
                 if (error := missed(tried)) < least - WORTH:
                     least, found = error, tried
-        return {name: host_ms for name, host_ms in found.items() if host_ms > 0}
+        return found
+
+
+def _host_ms(engine: str) -> float:
+    """Return the time of a launch of an engine before it is learned."""
+    return LAUNCH_MS if engine.endswith(GROUPS) else 0.0
 
 
 def fit(
