@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import pandas as pd
 
-from convscope.dataset import calls, choices, samples
+from convscope.dataset import calls, choices, ranked_plans, samples
 from convscope.dataset.samples import ARITHMETIC, SHAPE, SHARE
 from convscope.prediction.features import engine, features
 from convscope.selection import evaluation
@@ -31,7 +31,7 @@ CHOOSERS = ("torch", "torch benchmark", "guess")
 PLACEMENTS = 3
 LEAST = 10  # shapes of which something is said to be the fastest
 SHORT_MS, APART_US = 0.02, 1.3  # more than the error of a time by events, 1 µs for 95 %
-CUBLASLT, FFT = "plan:58", "3:"  # engines of cuDNN 9.19
+CUBLASLT, FOURIER = (f"{choices.PLAN}{each}:" for each in (ranked_plans.CUBLASLT, ranked_plans.FOURIER))
 LAUNCHES_US, LEAST_TRIED = (0, 2, 4, 6, 8, 12), 3
 UNFOLDS = "im2col"  # in the name of a kernel that unfolds the image before a matrix product
 EDGES_US = (0, 5, 10, 20, 50, 100, np.inf)
@@ -139,7 +139,7 @@ def as_asked(ran: pd.DataFrame) -> pd.DataFrame:
     kernels = own.reindex(pd.MultiIndex.from_frame(rows[KEY].assign(algorithm=plan))).to_numpy(dtype=object)
     is_unknown = (plan == "") & ~rows["algorithm"].isin(choices.AMONG)
     is_unfolded, plans = plan == choices.UNFOLDED, rows["ran_algorithm"].fillna("")
-    runs_fft = plans.eq("fft") | plans.str.startswith(choices.PLAN + FFT)
+    runs_fft = plans.eq(choices.FFT) | plans.str.startswith(FOURIER)
     is_other = runs_fft & ~is_unknown & (plan != choices.FFT)
     is_measured = pd.notna(kernels) | is_other | is_unfolded
     same = (rows["kernels"].to_numpy(dtype=object) == kernels) & ~is_other
