@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SUFFIX = ".parquet"
 NUMBER = "sample"
 """First column of a table: the number of the row, by which the files of splits name it."""
+INDEX = "__index_level_0__"
+"""Column that pandas writes for the index of a data frame whose rows were chosen."""
 _LEVEL = 19
 _GROUP_ROWS = 1 << 20
 
@@ -101,17 +103,36 @@ def rows(path: Path, form: Table, numbered: bool = True) -> list[dict[str, str]]
     return [dict(zip(names, cells, strict=True)) for cells in zip(*texts, strict=True)]
 
 
-def columns(path: Path, form: Table, numbered: bool = True) -> pa.Table:
+def columns(path: Path, form: Table, numbered: bool = True, by_pandas: bool = False) -> pa.Table:
     """Read a table by columns; those that an earlier version lacks are empty, those that this one dropped left out.
+
+    Args:
+        by_pandas: a data frame may have been written to the file: it has types of its own (whole numbers as decimal
+            ones where some are absent, large texts), and an index.
 
     Raises:
         InputError: the file cannot be read, or has other columns.
     """
     found = read(path)
     found = found.drop_columns([name for name in form.dropped if name in found.column_names])
+    if by_pandas:
+        found = _as_typed(found.drop_columns([INDEX] if INDEX in found.column_names else []), schema(form, numbered))
     found = _with_later_columns(found, form, schema(form, numbered))
     for difference in differences(found.schema, schema(form, numbered)):
         raise InputError(f"{path}: {difference}: write it anew (python -m convscope dataset package)")
+    return found
+
+
+def _as_typed(found: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """Return a table with its columns as the types that are wanted, where no value changes."""
+    import pyarrow as pa
+
+    for at, field in enumerate(found.schema):
+        if field.name in wanted.names and field.type != (kind := wanted.field(field.name).type):
+            try:
+                found = found.set_column(at, wanted.field(field.name), found.column(at).cast(kind))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                continue  # `differences` says so
     return found
 
 

@@ -154,7 +154,7 @@ def sound_columns(path: Path) -> pa.Table | None:
     """
     if path.suffix != parquet.SUFFIX or not path.exists():
         return None
-    found = parquet.columns(path, SAMPLES)
+    found = parquet.columns(path, SAMPLES, by_pandas=True)
     for name in _JUDGED:
         if any(_problem(name, parquet.text(value)) for value in found.column(name).unique().to_pylist()):
             return None

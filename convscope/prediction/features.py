@@ -19,10 +19,10 @@ from convscope.cudnn.shape import ELEMENT_BYTES
 from convscope.dataset.samples import SHAPE, kernel_names
 from convscope.errors import InputError
 from convscope.prediction.cards import card
-from convscope.prediction.shapes import parts
+from convscope.prediction.shapes import parts, rounds, tiles, winograd
+from convscope.prediction.shapes.classes import classes
 from convscope.prediction.shapes.parts import Rates, Tiled
 from convscope.prediction.shapes.sizes import Floats, Sizes
-from convscope.prediction.shapes.tiles import tile_of
 from convscope.prediction.shapes.transforms import Transforms
 from convscope.verification import kernel_families
 
@@ -42,9 +42,9 @@ class Features:
         roofline_ms: the least time of each by its card's peaks.
         headroom: of each row's card; NaN where its clocks are not known.
         families: of the kernels that ran, "" where they are not known. No feature: who predicts does not know it.
-        parts_ms: that the time of each is a sum of (`shapes.parts`, `shapes.transforms`), a column a part.
-        has_parts: rows whose parts these are: those by plans that say their tile, and by Fourier transforms.
-        classes: of each, by the kernels that compute it: a coarse and a fine one (`shapes.parts`, `shapes.transforms`).
+        parts_ms: that the time of each is a sum of (`shapes`), a column a part.
+        has_parts: rows whose parts these are: those whose algorithm says how its kernels compute.
+        classes: of each, by the kernels that compute it: a coarse and a fine one (`shapes.classes`).
         times_ms: of the calls, where the target follows from them (energy); None for another.
     """
 
@@ -106,7 +106,7 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]], time
         multiprocessors=np.array([each.sm_count for each in of_row], float),
         element_bytes=np.array([float(ELEMENT_BYTES[dtype]) for dtype in frame["dtype"]]),
     )
-    known = {name: tile_of(name) for name in frame["algorithm"].unique()}
+    known = {name: tiles.tile_of(name) for name in frame["algorithm"].unique()}
     tiled = Tiled.of(shape, [known[name] for name in frame["algorithm"]], rates.element_bytes)
     compute_ms, memory_ms = rates.products_ms(shape.flops / 2), rates.elements_ms(shape.elements)
     values = {
@@ -134,15 +134,22 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]], time
 def _parts(
     frame: pd.DataFrame, shape: Sizes, tiled: Tiled, rates: Rates
 ) -> tuple[pd.DataFrame, npt.NDArray[np.bool_], tuple[parts.Labels, parts.Labels]]:
-    """Return the parts of each row, whether it has parts of its own, and its classes."""
-    transforms = Transforms.of(shape, frame["algorithm"].to_numpy(dtype=object))
+    """Return the parts of each row, whether its time goes by them, and its classes."""
+    algorithms = frame["algorithm"].to_numpy(dtype=object)
+    threaded = [name for name in frame["algorithm"].unique() if tiles.engine_of(name) == tiles.THREADED]
+    transforms, is_threaded = Transforms.of(shape, algorithms), frame["algorithm"].isin(threaded).to_numpy()
     of_tiles = {
         name: np.where(transforms.are_used & (name not in parts.OF_ANY), 0.0, value)
         for name, value in parts.parts_ms(shape, tiled, rates).items()
     }
-    coarse, fine = (np.where(transforms.are_used, transforms.kinds, each) for each in parts.classes(shape, tiled))
-    of_call = pd.DataFrame({**of_tiles, **transforms.parts_ms(shape, rates)})
-    return of_call, tiled.is_known | transforms.are_used, (coarse, fine)
+    by_tiles = classes(shape, tiled, is_threaded, (frame["layout"] == "nhwc").to_numpy())
+    coarse, fine = (np.where(transforms.are_used, transforms.kinds, each) for each in by_tiles)
+    of_call = {
+        **of_tiles, **transforms.parts_ms(shape, rates), **winograd.parts_ms(shape, algorithms, rates),
+        **rounds.parts_ms(shape, is_threaded, rates),
+    }  # fmt: skip
+    is_known = tiled.is_known | transforms.are_used | winograd.are_used(shape, algorithms) | is_threaded
+    return pd.DataFrame(of_call), is_known, (coarse, fine)
 
 
 def engine(algorithm: str) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fakes.drawn_samples import drawn
@@ -58,6 +59,27 @@ def test_a_parquet_file_of_before_a_column_is_read_with_that_column_empty(tmp_pa
     assert samples.rows(path) == rows
     pq.write_table(pq.read_table(path).drop_columns(["algorithm"]), path)
     with pytest.raises(InputError, match="there is no column algorithm"):
+        samples.rows(path)
+
+
+def test_samples_that_a_data_frame_was_chosen_from_and_written_are_read(tmp_path: Path):
+    path, rows = tmp_path / "samples.parquet", [*drawn(20), dataclasses.replace(ROW, groups=None, in_height_px=None)]
+    path.write_bytes(parquet.content(samples.SAMPLES, rows))
+    frame = pd.read_parquet(path)
+    kept = (frame["batch_size"] == 1) | frame["groups"].isna()
+    assert 1 < kept.sum() < len(rows)
+    frame[kept].to_parquet(path)
+    written = pq.read_table(path)
+    assert {parquet.INDEX} < {*written.column_names}
+    assert written.schema.field("groups").type == pa.float64()
+    large = [
+        pa.field(each.name, pa.large_string() if each.type == pa.string() else each.type) for each in written.schema
+    ]
+    pq.write_table(written.cast(pa.schema(large)), path)  # as pandas 3 does
+    assert samples.rows(path) == [row for row, keep in zip(rows, kept, strict=True) if keep]
+    halves = written.set_column(written.column_names.index("groups"), "groups", [[0.5] * len(written)])
+    pq.write_table(halves, path)
+    with pytest.raises(InputError, match="column groups is of type double, not int64: write it anew"):
         samples.rows(path)
 
 

@@ -85,8 +85,9 @@ def test_a_search_on_a_new_card_is_predicted_from_other_searches():
 
 
 def test_intervals_are_of_the_estimate_by_both(made: Predictor):
-    found = made.predict(ASKED)
-    assert (found.high / found.low).mean() < 1.6
+    without = predictor.fit(frame_of(of_search(200)).assign(ranked_plans=None), "time", {})
+    own, of_calls = (each.predict(ASKED) for each in (made, without))
+    assert np.log(own.high / own.low).mean() < 0.4 * np.log(of_calls.high / of_calls.low).mean()
     assert covered(made, ASKED) > 0.8
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pandas as pd
@@ -11,7 +12,7 @@ from fakes import ROOT
 from convscope.dataset import choices
 from convscope.dataset.samples import ARITHMETIC, SHAPE, kernel_names
 from convscope.prediction.features import features
-from convscope.prediction.shapes.tiles import TILED, USUAL, Tile, tile_of
+from convscope.prediction.shapes.tiles import TILED, USUAL, Tile, engine_of, tile_of
 
 COLUMNS = ("algorithm", "kernels", "status", "ranked_plans", "ranked_for", *SHAPE, *ARITHMETIC)
 NAMED = (
@@ -29,17 +30,19 @@ NAMED = (
         ("plan:45:k2=1,k5=3", Tile(128, 64, 32, is_known=True)),  # as the usual one
         ("plan:70:k2=12,k18=0", Tile(32, 32, 8, is_known=True)),
         ("plan:46:k2=4,k5=2,k14=3", Tile(256, 64, 16, transposes=True, is_known=True)),
+        ("plan:23:k2=5,k12=-1,k13=1,k14=3,k17=16", Tile(64, 64, 64, is_known=True, slices=16)),
+        ("plan+packed:41:k2=8,k12=10,k13=1,k17=18", Tile(64, 32, 64, is_known=True, slices=18, buffers=10)),
+        ("plan:63", dataclasses.replace(USUAL, is_known=True)),
     ],
 )
-def test_a_plan_says_its_tile_and_its_cluster(name: str, expected: Tile):
+def test_an_algorithm_says_its_tile_and_how_blocks_go_together(name: str, expected: Tile):
     assert tile_of(name) == expected
 
 
 @pytest.mark.parametrize(
     "name",
-    ["torch", "direct", "plan:28:k2=4,k3=0", "plan:0", "plan:62:k2=99", "plan:62", "plan:62:k2", "x:62:k2=5", "a:b:c",
-     "plan:23:k2=5,k13=1,k17=16"],
-)  # fmt: skip
+    ["torch", "direct", "plan:28:k2=4,k3=0", "plan:0", "plan:62:k2=99", "plan:62", "plan:62:k2", "x:62:k2=5", "a:b:c"],
+)
 def test_what_says_no_tile_has_the_usual_one(name: str):
     assert tile_of(name) == USUAL
     assert not USUAL.is_known
@@ -66,6 +69,13 @@ def test_the_tiles_of_plans_are_those_in_the_names_of_the_kernels_that_ran(card:
     assert pairs["size"][agrees].sum() / pairs["size"].sum() > 0.99
     by_plan = agrees.groupby(pairs["algorithm"]).mean()
     assert by_plan[by_plan < 0.5].index.tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("plan:0", 0), ("plan+packed:62:k2=5", 62), ("direct", None), ("torch", None), ("a:b", None)]
+)
+def test_a_plan_is_of_an_engine(name: str, expected: int | None):
+    assert engine_of(name) == expected
 
 
 def test_groups_of_plans_that_transpose_them_in_16_bits_are_a_class_of_their_own():

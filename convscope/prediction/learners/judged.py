@@ -24,7 +24,7 @@ from convscope.prediction.learners.search import Search, Tries
 from convscope.prediction.shapes.sizes import Floats
 
 EVERY, FEWEST = "", 300
-"""Name of the share of engines that have none of their own, and rows that an engine needs for one."""
+"""Name of the share of engines that have none of their own, and rows that one needs for its own, or these together."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,15 @@ def judged(
 
 
 def _shares(engines: splits.Labels, trees: Floats, smooth: Floats) -> dict[str, float]:
-    """Return the share of the process that misses least, by what both miss: of engines with enough rows, and of all."""
+    """Return the share of the process that misses least, by what both miss.
+
+    Each engine with enough rows has its own, and all others have one together; with too few of them, that of all rows.
+    """
     rows_of = {name: np.flatnonzero(engines == name) for name in sorted({*engines})}
     enough = {name: rows for name, rows in rows_of.items() if np.isfinite(smooth[rows]).sum() >= FEWEST}
-    every = {EVERY: np.arange(len(engines)), **enough}
+    others = np.flatnonzero(~np.isin(engines, [*enough]))
+    has_others = np.isfinite(smooth[others]).sum() >= FEWEST
+    every = {EVERY: others if has_others else np.arange(len(engines)), **enough}
     return {name: process.share(trees[rows], smooth[rows]) for name, rows in every.items()}
 
 

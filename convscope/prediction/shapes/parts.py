@@ -1,4 +1,4 @@
-"""Parts that the time of a call by tiles is a sum of, and classes of calls.
+"""Parts that the time of a call by tiles is a sum of.
 
 Each is a time in ms that the card would take for it at its peaks, or a count. How much of each a plan really costs is
 learned (`learners.costs`). Waves are of blocks over the multiprocessors, one block on each; a
@@ -24,6 +24,8 @@ MOST_IDLE = 8.0
 """Cap on whole waves over those that are needed: below one wave the ratio only repeats how few blocks there are."""
 PADDED = 8
 """Channels and filters are padded to a multiple of it, by kernels of their own, or filters by their channels."""
+SEVERAL = 2
+"""Buffers from which adding up the slices of a sum takes the longer, the more there are."""
 OF_ANY = frozenset({"call", "input", "output", "filters", "groups"})
 """Parts that a call has however it is computed."""
 Parts = dict[str, Floats]
@@ -53,7 +55,7 @@ class Tiled:
     """Tiles that cover the outputs of each row.
 
     Attributes:
-        tiles: of all pixels, filters and groups.
+        tiles: of all pixels, filters, groups and slices of a sum.
         blocks: the same in whole clusters.
         cluster: blocks of one.
         steps: of a tile; `steps_by_tap` where each tap has steps of its own.
@@ -62,6 +64,7 @@ class Tiled:
             power of two that is as large as the larger of them.
         is_packed: rows with groups by a plan that packs them.
         is_transposed: rows with groups in 16 bits by a plan that transposes each by itself.
+        slices, buffers: of a sum, and that they are added up in (`Tile`).
         is_known: rows by a plan that says its tile.
     """
 
@@ -77,29 +80,33 @@ class Tiled:
     filters_of_group: Floats
     is_packed: npt.NDArray[np.bool_]
     is_transposed: npt.NDArray[np.bool_]
+    slices: Floats
+    buffers: Floats
     is_known: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, sizes: Sizes, tiles: list[Tile], element_bytes: Floats) -> Tiled:
-        """Return it for rows of these sizes by plans of these tiles."""
-        names = ("pixels", "filters", "terms", "cluster_pixels", "cluster_filters")
-        high, wide, terms, along, across = (np.array([getattr(tile, name) for tile in tiles], float) for name in names)
+        """Return it for rows of these sizes by algorithms of these tiles."""
+        names = ("pixels", "filters", "terms", "cluster_pixels", "cluster_filters", "slices", "buffers")
+        high, wide, terms, along, across, slices, buffers = (
+            np.array([getattr(tile, name) for tile in tiles], float) for name in names
+        )
         packed = np.array([tile.packs for tile in tiles]) & (sizes.groups > 1)
         channels, filters = sizes.channels / sizes.groups, sizes.filters / sizes.groups
         power = np.maximum(2.0 ** np.ceil(np.log2(np.maximum(channels, filters))), NARROWEST)
         channels, filters = np.where(packed, power, channels), np.where(packed, power, filters)
         together = np.where(packed, np.clip(LINE_BYTES / element_bytes / channels, 1, MOST_PACKED), 1.0)
         rows, columns = np.ceil(sizes.pixels / high), np.ceil(filters * together / wide)
-        bundles, taps = np.ceil(sizes.groups / together), sizes.kernel.prod(axis=1)
+        bundles, taps = np.ceil(sizes.groups / together) * slices, sizes.kernel.prod(axis=1)
         return cls(
             tiles=rows * columns * bundles,
             blocks=np.ceil(rows / along) * along * np.ceil(columns / across) * across * bundles,
             cluster=along * across,
-            steps=np.ceil(taps * channels * together / terms),
-            steps_by_tap=taps * np.ceil(channels * together / terms),
+            steps=np.ceil(np.ceil(taps * channels * together / terms) / slices),
+            steps_by_tap=taps * np.ceil(channels * together / terms) / slices,
             pixels=high, filters=wide, terms=terms, width=channels, filters_of_group=filters, is_packed=packed,
             is_transposed=np.array([tile.transposes for tile in tiles]) & (sizes.groups > 1) & (element_bytes == 2),
-            is_known=np.array([tile.is_known for tile in tiles]),
+            slices=slices, buffers=buffers, is_known=np.array([tile.is_known for tile in tiles]),
         )  # fmt: skip
 
     def features(self, sizes: Sizes, multiprocessors: Floats) -> Parts:
@@ -114,35 +121,6 @@ class Tiled:
             "plan_steps": np.log(self.steps),
             "plan_cluster": np.log(self.cluster),
         }
-
-
-def classes(sizes: Sizes, tiled: Tiled) -> tuple[Labels, Labels]:
-    """Return two classes of each row, the second finer: rows of one are mostly computed by the same kernels.
-
-    The first is of groups: none; depthwise; of a channel and several filters; as wide as a power of two, the same in
-    and out, or another; of a multiple of eight channels and filters; of others; and whether they are of one image, of
-    which the channels of a group lie together in memory; instead, groups that the plan transposes one after another.
-    The second is of the multiples that channels and filters are besides.
-    """
-    channels, filters = sizes.channels / sizes.groups, sizes.filters / sizes.groups
-    in_power, out_power = (np.frexp(each)[0] == 0.5 for each in (channels, filters))
-    in_eights = (channels % PADDED == 0) & (filters % PADDED == 0)
-    groups = np.select(
-        [
-            sizes.groups == 1, (channels == 1) & (filters == 1), channels == 1, in_power & (channels == filters),
-            in_power & out_power, in_eights,
-        ],
-        ["dense", "depthwise", "of one channel", "powers alike", "powers", "eights"],
-        "uneven",
-    ).astype(object)  # fmt: skip
-    groups += np.where((sizes.groups > 1) & (sizes.batch == 1), ", one image", "").astype(object)
-    groups[tiled.is_transposed] = "transposed"
-    multiples = [_multiple(each) for each in (sizes.channels, sizes.filters)]
-    return groups, np.array([", ".join(each) for each in zip(groups, *multiples, strict=True)], dtype=object)
-
-
-def _multiple(count: Floats) -> Labels:
-    return np.select([count % 8 == 0, count % 4 == 0], ["8", "4"], "1").astype(object)
 
 
 def parts_ms(sizes: Sizes, tiled: Tiled, rates: Rates) -> Parts:
@@ -190,6 +168,19 @@ def _tiles(tiled: Tiled, rates: Rates) -> Parts:
         "ends of tiles": np.ceil(waves) * step_ms,
         "loads": rates.elements_ms(loads),
         "steps": tiled.steps,
+        **_slices(tiled, rates),
+    }
+
+
+def _slices(tiled: Tiled, rates: Rates) -> Parts:
+    """Return the parts of sums that are split among blocks, of which each writes its own."""
+    is_split, waves = tiled.slices > 1, tiled.blocks / rates.multiprocessors
+    sums_ms = np.where(is_split, rates.elements_ms(tiled.tiles * tiled.pixels * tiled.filters), 0.0)
+    return {
+        "slices": tiled.slices - 1,
+        "waves of slices": np.where(is_split, waves, 0.0),
+        "sums of slices": sums_ms,
+        "sums in buffers": np.where(tiled.buffers >= SEVERAL, sums_ms * tiled.buffers, 0.0),
     }
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from convscope.cudnn.graph.plan import Plan
 from convscope.errors import InputError
 
-TILE_SIZE, K_BLOCK, TILE_K, CLUSTER_PIXELS, CLUSTER_FILTERS = 2, 5, 13, 27, 28
-"""Knobs: of the tile, of the terms of a step (two, of which a plan has one or none), and of blocks in a cluster."""
+TILE_SIZE, K_BLOCK, TILE_K, BUFFERS, SLICES, CLUSTER_PIXELS, CLUSTER_FILTERS = 2, 5, 13, 12, 17, 27, 28
+"""Knobs: of the tile, of the terms of a step (two, of which a plan has one or none), of how sums are split among blocks
+(`CUDNN_KNOB_TYPE_SPLIT_K_BUF`, `…_SLC`), and of blocks in a cluster."""
 SIZES: Mapping[int, tuple[int, int]] = {
     0: (128, 128), 1: (128, 64), 2: (128, 32), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256), 7: (64, 128),
     8: (64, 32), 9: (64, 256), 12: (32, 32), 15: (128, 16), 16: (256, 32), 18: (64, 192), 19: (128, 192), 20: (256, 96),
@@ -24,13 +25,15 @@ TERMS: Mapping[int, Mapping[int, int]] = {TILE_K: {0: 32, 1: 64, 2: 16}, K_BLOCK
 """Terms of a step by the values of knobs that say them."""
 TERMS_OF: Mapping[int, int] = {70: 8}
 """Terms of a step by engine, where no knob says them."""
-TILED = frozenset({22, 27, 35, 38, 45, 46, 47, 48, 62, 67, 70})
-"""Engines whose tile the knob says. Those that split sums among blocks besides (23 and 41) are none of them."""
+TILED = frozenset({22, 23, 27, 35, 38, 41, 45, 46, 47, 48, 62, 67, 70})
+"""Engines whose tile the knob says."""
 PLAN = re.compile(r"plan(?:\+\w+)?:(.*)")
 TRANSPOSING = frozenset({46})
 """Engines that transpose each group's tensors by themselves in 16 bits, which takes most of the time."""
 PACKING = frozenset({22, 62, 67})
 """Engines that compute narrow groups together, each as wide as a power of two."""
+THREADED = 0
+"""Engine whose threads each compute an output (`shapes.rounds`)."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,9 @@ class Tile:
         cluster_pixels, cluster_filters: blocks of a cluster along each side: whole clusters are launched.
         packs: narrow groups are computed together.
         transposes: groups are transposed one after another in 16 bits.
-        is_known: the name says it.
+        is_known: times go by it.
+        slices: that the terms of a sum are split into, each by a block of its own.
+        buffers: that slices are added up in; 0 where the name says none.
     """
 
     pixels: int
@@ -54,24 +59,35 @@ class Tile:
     packs: bool = False
     transposes: bool = False
     is_known: bool = False
+    slices: int = 1
+    buffers: int = 0
 
 
 USUAL = Tile(128, 64, 32)
 """Tile that stands for that of an algorithm which does not say it."""
+WITH_USUAL = frozenset({63})
+"""Engines that no knob says a tile of, and whose times go by the usual one (7×7 first layers in 16 bits)."""
 
 
 def tile_of(algorithm: str) -> Tile:
-    """Return the tile of a plan by its name, "plan:62:k2=5,k13=1"; the usual one for what does not say it."""
+    """Return the tile of an algorithm by its name, "plan:62:k2=5,k13=1"; the usual one for what does not say it."""
     plan = _plan_of(algorithm)
     values = dict(plan.knobs) if plan else {}
     size = SIZES.get(values.get(TILE_SIZE, -1))
     if plan is None or plan.engine not in TILED or size is None:
-        return USUAL
+        return replace(USUAL, is_known=plan is not None and plan.engine in WITH_USUAL)
     said = (TERMS[knob].get(values[knob]) for knob in TERMS if knob in values)
     terms = next((each for each in said if each), TERMS_OF.get(plan.engine, USUAL.terms))
     along, across = (max(1, values.get(knob, 1)) for knob in (CLUSTER_PIXELS, CLUSTER_FILTERS))
     kind = {"packs": plan.engine in PACKING, "transposes": plan.engine in TRANSPOSING}
-    return Tile(*size, terms, along, across, **kind, is_known=True)
+    slices, buffers = max(1, values.get(SLICES, 1)), max(0, values.get(BUFFERS, 0))
+    return Tile(*size, terms, along, across, **kind, is_known=True, slices=slices, buffers=buffers)
+
+
+def engine_of(algorithm: str) -> int | None:
+    """Return the number of the engine that an algorithm is a plan of; None for no plan."""
+    plan = _plan_of(algorithm)
+    return None if plan is None else plan.engine
 
 
 def _plan_of(algorithm: str) -> Plan | None:
