@@ -340,19 +340,19 @@ def test_samples_that_were_refused_or_have_no_sizes_are_not_learned():
 def test_intervals_against_pytorchs_own_choice_hold_and_are_narrower_for_what_both_share():
     def shared(count: int, seed: int) -> pd.DataFrame:
         """Return samples whose shapes each have a factor that nothing tells, the same for both algorithms."""
-        frame = samples(count, algorithms=("torch", "winograd"), noise=0.02, seed=seed)
+        frame = samples(count, algorithms=("torch", "gemm"), noise=0.02, seed=seed)
         draws = np.random.default_rng(seed).normal(0, 0.3, count)
         return frame.assign(mean_ms=frame["mean_ms"] * np.exp(np.repeat(draws, 2)))
 
     made, asked = predictor.fit(shared(300, 0), "time", {}), shared(300, 7)
-    other = asked[asked["algorithm"] == "winograd"].reset_index(drop=True)
+    other = asked[asked["algorithm"] == "gemm"].reset_index(drop=True)
     half = made.against_own(other, level=80)
     found, truth = (
         pd.Series(values).to_numpy().reshape(-1, 2) for values in (made.predict(asked).middle, asked["mean_ms"])
     )
     missed = np.abs(np.log(found[:, 1] / found[:, 0]) - np.log(truth[:, 1] / truth[:, 0]))
     assert 100 * (missed <= half).mean() == pytest.approx(80, abs=8)
-    width = made.widths["winograd"]["80"]
+    width = made.widths["gemm"]["80"]
     assert width is not None
     assert half.max() < 0.6 * width
 
