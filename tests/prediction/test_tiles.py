@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import pandas as pd
@@ -32,10 +31,9 @@ NAMED = (
         ("plan:46:k2=4,k5=2,k14=3", Tile(256, 64, 16, transposes=True, is_known=True)),
         ("plan:23:k2=5,k12=-1,k13=1,k14=3,k17=16", Tile(64, 64, 64, is_known=True, slices=16)),
         ("plan+packed:41:k2=8,k12=10,k13=1,k17=18", Tile(64, 32, 64, is_known=True, slices=18, buffers=10)),
-        ("plan:63", dataclasses.replace(USUAL, is_known=True)),
     ],
 )
-def test_an_algorithm_says_its_tile_and_how_blocks_go_together(name: str, expected: Tile):
+def test_a_plan_says_its_tile_and_how_blocks_go_together(name: str, expected: Tile):
     assert tile_of(name) == expected
 
 

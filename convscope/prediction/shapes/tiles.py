@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from convscope.cudnn.graph.plan import Plan
 from convscope.errors import InputError
@@ -46,7 +46,7 @@ class Tile:
         cluster_pixels, cluster_filters: blocks of a cluster along each side: whole clusters are launched.
         packs: narrow groups are computed together.
         transposes: groups are transposed one after another in 16 bits.
-        is_known: times go by it.
+        is_known: the name says it.
         slices: that the terms of a sum are split into, each by a block of its own.
         buffers: that slices are added up in; 0 where the name says none.
     """
@@ -65,17 +65,15 @@ class Tile:
 
 USUAL = Tile(128, 64, 32)
 """Tile that stands for that of an algorithm which does not say it."""
-WITH_USUAL = frozenset({63})
-"""Engines that no knob says a tile of, and whose times go by the usual one (7×7 first layers in 16 bits)."""
 
 
 def tile_of(algorithm: str) -> Tile:
-    """Return the tile of an algorithm by its name, "plan:62:k2=5,k13=1"; the usual one for what does not say it."""
+    """Return the tile of a plan by its name, "plan:62:k2=5,k13=1"; the usual one for what does not say it."""
     plan = _plan_of(algorithm)
     values = dict(plan.knobs) if plan else {}
     size = SIZES.get(values.get(TILE_SIZE, -1))
     if plan is None or plan.engine not in TILED or size is None:
-        return replace(USUAL, is_known=plan is not None and plan.engine in WITH_USUAL)
+        return USUAL
     said = (TERMS[knob].get(values[knob]) for knob in TERMS if knob in values)
     terms = next((each for each in said if each), TERMS_OF.get(plan.engine, USUAL.terms))
     along, across = (max(1, values.get(knob, 1)) for knob in (CLUSTER_PIXELS, CLUSTER_FILTERS))
