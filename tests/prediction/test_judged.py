@@ -49,3 +49,15 @@ def test_each_engine_with_enough_samples_has_a_share_of_its_own():
     near = np.array([1.0, 1.0, np.nan])
     both = judged.both(judged.of_rows(found, asked), np.zeros(3), near)
     np.testing.assert_array_equal(both, [expected[0], expected[1], 0.0])
+
+
+def test_engines_with_too_few_rows_have_a_share_together():
+    fine, rough = np.full(1000, 0.01), np.full(1000, 0.2)
+    for count, expected in (
+        (judged.FEWEST, 1.0),
+        (judged.FEWEST - 1, 0.0),
+    ):  # else that of all, most of which are "one"
+        engines = np.array(["one"] * (1000 - count) + ["two", "three"] * (count // 2) + ["two"] * (count % 2), object)
+        is_one = engines == "one"
+        shares = judged._shares(engines, np.where(is_one, fine, rough), np.where(is_one, rough, fine))
+        assert shares == {judged.EVERY: expected, "one": 0.0}
