@@ -43,7 +43,8 @@ class Features:
         headroom: of each row's card; NaN where its clocks are not known.
         families: of the kernels that ran, "" where they are not known. No feature: who predicts does not know it.
         parts_ms: that the time of each is a sum of (`shapes`), a column a part.
-        has_parts: rows whose parts these are: those whose algorithm says how its kernels compute.
+        has_parts: rows whose time goes by these parts, and those of them that `are_own`: they follow from the kernels
+            that compute the row; those of others are of a usual tile.
         classes: of each, by the kernels that compute it: a coarse and a fine one (`shapes.classes`).
         times_ms: of the calls, where the target follows from them (energy); None for another.
     """
@@ -54,6 +55,7 @@ class Features:
     families: npt.NDArray[np.object_]
     parts_ms: pd.DataFrame
     has_parts: npt.NDArray[np.bool_]
+    are_own: npt.NDArray[np.bool_]
     classes: tuple[parts.Labels, parts.Labels]
     times_ms: Floats | None = None
 
@@ -65,7 +67,8 @@ class Features:
         coarse, fine = (labels[kept] for labels in self.classes)
         return Features(
             values, self.roofline_ms[kept], self.headroom[kept], self.families[kept],
-            self.parts_ms.iloc[kept].reset_index(drop=True), self.has_parts[kept], (coarse, fine), times_ms,
+            self.parts_ms.iloc[kept].reset_index(drop=True), self.has_parts[kept], self.are_own[kept], (coarse, fine),
+            times_ms,
         )  # fmt: skip
 
     def of_roofline_ms(self) -> pd.DataFrame:
@@ -107,7 +110,8 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]], time
         element_bytes=np.array([float(ELEMENT_BYTES[dtype]) for dtype in frame["dtype"]]),
     )
     known = {name: tiles.tile_of(name) for name in frame["algorithm"].unique()}
-    tiled = Tiled.of(shape, [known[name] for name in frame["algorithm"]], rates.element_bytes)
+    is_last = (frame["layout"] == "nhwc").to_numpy(dtype=np.bool_)
+    tiled = Tiled.of(shape, [known[name] for name in frame["algorithm"]], rates.element_bytes, is_last)
     compute_ms, memory_ms = rates.products_ms(shape.flops / 2), rates.elements_ms(shape.elements)
     values = {
         **shape.logarithms(),
@@ -128,28 +132,32 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]], time
     for name in CATEGORIES:
         columns[name] = categories[name].to_numpy()
     headroom = np.array([np.nan if each.headroom is None else each.headroom for each in of_row])
-    return Features(columns, roofline_ms, headroom, _families(frame), *_parts(frame, shape, tiled, rates), times_ms)
+    return Features(
+        columns, roofline_ms, headroom, _families(frame), *_parts(frame, shape, tiled, rates, is_last), times_ms
+    )
 
 
 def _parts(
-    frame: pd.DataFrame, shape: Sizes, tiled: Tiled, rates: Rates
-) -> tuple[pd.DataFrame, npt.NDArray[np.bool_], tuple[parts.Labels, parts.Labels]]:
-    """Return the parts of each row, whether its time goes by them, and its classes."""
+    frame: pd.DataFrame, shape: Sizes, tiled: Tiled, rates: Rates, is_last: npt.NDArray[np.bool_]
+) -> tuple[pd.DataFrame, npt.NDArray[np.bool_], npt.NDArray[np.bool_], tuple[parts.Labels, parts.Labels]]:
+    """Return the parts of each row, whether its time goes by them, and whether they are its own, and its classes."""
     algorithms = frame["algorithm"].to_numpy(dtype=object)
-    threaded = [name for name in frame["algorithm"].unique() if tiles.engine_of(name) == tiles.THREADED]
-    transforms, is_threaded = Transforms.of(shape, algorithms), frame["algorithm"].isin(threaded).to_numpy()
+    of_name = {name: tiles.engine_of(name) for name in frame["algorithm"].unique()}
+    engines = np.array([-1 if of_name[name] is None else of_name[name] for name in algorithms], dtype=np.int64)
+    transforms, is_threaded = Transforms.of(shape, algorithms), engines == tiles.THREADED
+    is_direct = algorithms == tiles.DIRECT
     of_tiles = {
         name: np.where(transforms.are_used & (name not in parts.OF_ANY), 0.0, value)
         for name, value in parts.parts_ms(shape, tiled, rates).items()
     }
-    by_tiles = classes(shape, tiled, is_threaded, (frame["layout"] == "nhwc").to_numpy())
+    by_tiles = classes(shape, tiled, engines, is_direct, is_last)
     coarse, fine = (np.where(transforms.are_used, transforms.kinds, each) for each in by_tiles)
     of_call = {
         **of_tiles, **transforms.parts_ms(shape, rates), **winograd.parts_ms(shape, algorithms, rates),
         **rounds.parts_ms(shape, is_threaded, rates),
     }  # fmt: skip
-    is_known = tiled.is_known | transforms.are_used | winograd.are_used(shape, algorithms) | is_threaded
-    return pd.DataFrame(of_call), is_known, (coarse, fine)
+    are_own = tiled.is_known | transforms.are_used | winograd.are_used(shape, algorithms) | is_threaded
+    return pd.DataFrame(of_call), are_own | is_direct | (engines >= 0), are_own, (coarse, fine)
 
 
 def engine(algorithm: str) -> str:

@@ -83,11 +83,31 @@ def test_what_is_said_of_a_row_does_not_follow_from_its_fold():
     frame = samples(300)
     given, number_of = features(frame, {}), np.arange(300) % 5
     truth = times(frame, given)
-    said = costs.crossed(given, frame, truth, by_parts=True, number_of=number_of)
+    said, smooth = costs.crossed(given, frame, truth, by_parts=True, number_of=number_of)
     assert np.median(np.abs(said - truth)) < 0.01
-    changed = costs.crossed(given, frame, truth + np.where(number_of == 2, 1.0, 0.0), True, number_of)
+    np.testing.assert_array_equal(smooth, said)  # of plans that say their tile
+    changed, _ = costs.crossed(given, frame, truth + np.where(number_of == 2, 1.0, 0.0), True, number_of)
     np.testing.assert_array_equal(changed[number_of == 2], said[number_of == 2])
     assert (changed[number_of != 2] != said[number_of != 2]).any()
+
+
+def test_what_is_smooth_costs_the_rooflines_parts_where_no_tile_is_known():
+    named = {"direct": False, "plan:28:k2=4": False, "plan:71": True, PLAN: True}
+    frame = pd.concat([samples(60, name) for name in named], ignore_index=True)
+    given = features(frame, {})
+    took_ms = 0.004 + 1.6 * given.parts_ms["whole waves"].to_numpy() + 0.1 * given.parts_ms["call to pad input"]
+    wanted = np.log(took_ms.to_numpy() / given.roofline_ms)
+    found = costs.fit(given, frame, wanted, by_parts=True)
+    said, smooth = (found.predict(given, frame, is_smooth) for is_smooth in (False, True))
+    by_roofline = dataclasses.replace(found, parts={}).predict(given, frame)
+    assert np.median(np.abs(said - wanted)) < 0.02
+    is_own = frame["algorithm"].map(named).to_numpy()
+    np.testing.assert_array_equal(smooth, np.where(is_own, said, by_roofline))
+    number_of = np.arange(len(frame)) % 5
+    out = number_of == 3
+    without = costs.fit(given, frame, wanted, True, ~out)
+    for is_smooth, crossed in zip((False, True), costs.crossed(given, frame, wanted, True, number_of), strict=True):
+        np.testing.assert_array_equal(crossed[out], without.predict(given.rows(out), frame[out], is_smooth))
 
 
 def test_a_plan_with_enough_samples_has_costs_of_its_own():
@@ -100,7 +120,7 @@ def test_a_plan_with_enough_samples_has_costs_of_its_own():
 
 
 def test_a_narrower_group_says_nothing_farther_from_the_wider_one_than_of_what_it_learned():
-    few = samples(400, OTHER, seed=5).query("in_channels % 8 == 0").head(2 * costs.FEWEST)
+    few = samples(400, OTHER, seed=6).query("in_channels % 8 == 0").head(2 * costs.FEWEST)
     frame = pd.concat([samples(300), few], ignore_index=True)
     given = features(frame, {})
     found = costs.fit(given, frame, times(frame, given), by_parts=True)
@@ -116,6 +136,25 @@ def test_a_narrower_group_says_nothing_farther_from_the_wider_one_than_of_what_i
     assert is_narrow.sum() > 10
     assert least * (1 - 1e-9) <= apart[is_narrow].min() <= apart[is_narrow].max() <= most * (1 + 1e-9)
     assert free.min() < least < most < free.max()
+
+
+def test_a_slow_plan_with_few_samples_costs_what_the_others_do_many_times(monkeypatch: pytest.MonkeyPatch):
+    few, asked = samples(2 * costs.FEWEST, OTHER, seed=5), samples(200, OTHER, seed=7)
+    frame = pd.concat([samples(300), few], ignore_index=True)
+
+    def slow(frame: pd.DataFrame) -> tuple[Features, Floats]:
+        given = features(frame, {})
+        took_ms = sum(value * given.parts_ms[part].to_numpy() for part, value in PUT_IN[PLAN].items())
+        return given, np.log(took_ms * np.where(frame["algorithm"] == OTHER, 50, 1) / given.roofline_ms)
+
+    def missed() -> float:
+        (given, wanted), (of_asked, truth) = slow(frame), slow(asked)
+        found = costs.fit(given, frame, wanted, by_parts=True)
+        return float(np.median(np.abs(dataclasses.replace(found, ratios={}).predict(of_asked, asked) - truth)))
+
+    assert missed() < 0.05
+    monkeypatch.setattr(costs._Squares, "with_targets_over", lambda self, share: self)
+    assert missed() > 0.2
 
 
 def test_ratios_stay_in_a_document(tmp_path: Path):

@@ -202,11 +202,18 @@ def test_channels_that_are_no_multiple_of_eight_are_moved_once_more():
     padded = parts_of("plan:62:k2=5,k13=1", **{**PLAIN, "in_channels": 3})
     assert padded["padded input"] == pytest.approx(padded["input"] * 8 / 3)
     assert padded["padded output"] == 0
+    assert (padded["call to pad input"], padded["call to pad output"]) == (1, 0)
+    neither = parts_of("plan:62:k2=5,k13=1", **PLAIN)
+    assert (neither["call to pad input"], neither["call to pad output"]) == (0, 0)
 
 
-def test_rows_by_plans_that_say_their_tile_are_told_apart():
-    rows = (dataclasses.replace(ROW, algorithm=name) for name in ("torch", "plan:62:k2=5,k13=1", "plan:28:k2=4"))
-    assert features(frame(*rows), {}).has_parts.tolist() == [False, True, False]
+def test_rows_whose_time_goes_by_parts_and_by_those_of_their_own_kernels_are_told_apart():
+    names = ("torch", "fft", "plan:62:k2=5,k13=1", "plan:28:k2=4", "plan:71", "plan:0", "direct")
+    found = features(frame(*(dataclasses.replace(ROW, algorithm=name) for name in names)), {})
+    assert found.has_parts.tolist() == [False, True, True, True, True, True, True]
+    assert found.are_own.tolist() == [False, True, True, False, True, True, False]
+    one = found.rows(np.array([3]))
+    assert (one.has_parts.tolist(), one.are_own.tolist()) == ([True], [False])
 
 
 @pytest.mark.parametrize("name", ["torch", "plan:62:k2=5,k13=1,k27=8,k28=1", "plan+packed:45:k2=5,k5=4"])
@@ -228,8 +235,12 @@ def test_no_part_is_below_0_or_without_end(name: str):
 def test_classes_tell_apart_what_other_kernels_compute(
     channels: int, filters: int, groups: int, expected: tuple[str, str]
 ):
-    row = dataclasses.replace(ROW, in_channels=channels, out_channels=filters, groups=groups)
+    row = dataclasses.replace(
+        ROW, algorithm="plan:70:k2=4,k18=0", in_channels=channels, out_channels=filters, groups=groups
+    )
     coarse, fine = features(frame(row), {}).classes
     assert (coarse[0], fine[0]) == expected
+    of_no_tile = features(frame(dataclasses.replace(row, algorithm="plan:28:k2=4")), {}).classes
+    assert (of_no_tile[0][0], of_no_tile[1][0]) == (expected[0], expected[0])
     of_one_image = features(frame(dataclasses.replace(row, batch_size=1)), {}).classes[0]
     assert of_one_image[0] == (expected[0] if groups == 1 else f"{expected[0]}, one image")

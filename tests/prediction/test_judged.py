@@ -34,16 +34,16 @@ def test_what_was_tried_is_learned_by_nothing():
     np.testing.assert_allclose(found.far, alone.far, atol=1e-9)
 
 
-def test_each_engine_with_enough_samples_has_a_share_of_its_own():
+def test_each_engine_has_a_share_of_its_own():
     engines = np.repeat(np.array(["plan:1", "plan:2", "plan:3"], dtype=object), (400, 400, 100))
     draw = np.random.default_rng(0)
     fine, rough = draw.normal(0, 0.02, 900), draw.normal(0, 0.3, 900)
     is_one = engines == "plan:1"
     found = judged._shares(engines, np.where(is_one, fine, rough), np.where(is_one, rough, fine))
-    assert [*found] == [judged.EVERY, "plan:1", "plan:2"]
+    assert [*found] == [judged.EVERY, "plan:1", "plan:2", "plan:3"]
     assert (found["plan:1"], found["plan:2"]) == (pytest.approx(0, abs=0.1), pytest.approx(1, abs=0.1))
     asked = np.array(["plan:2", "plan:3", "plan:4"], dtype=object)
-    expected = [found["plan:2"], *[found[judged.EVERY]] * 2]
+    expected = [found["plan:2"], found["plan:3"], found[judged.EVERY]]
     np.testing.assert_array_equal(judged.of_rows(found, asked), expected)
     np.testing.assert_array_equal(judged.of_rows({}, asked), np.zeros(3))
     near = np.array([1.0, 1.0, np.nan])
@@ -51,13 +51,16 @@ def test_each_engine_with_enough_samples_has_a_share_of_its_own():
     np.testing.assert_array_equal(both, [expected[0], expected[1], 0.0])
 
 
-def test_engines_with_too_few_rows_have_a_share_together():
-    fine, rough = np.full(1000, 0.01), np.full(1000, 0.2)
-    for count, expected in (
-        (judged.FEWEST, 1.0),
-        (judged.FEWEST - 1, 0.0),
-    ):  # else that of all, most of which are "one"
-        engines = np.array(["one"] * (1000 - count) + ["two", "three"] * (count // 2) + ["two"] * (count % 2), object)
-        is_one = engines == "one"
-        shares = judged._shares(engines, np.where(is_one, fine, rough), np.where(is_one, rough, fine))
-        assert shares == {judged.EVERY: expected, "one": 0.0}
+def test_an_engine_with_few_rows_has_a_share_of_its_own_where_they_tell_enough():
+    fine, rough = np.full(1000, 0.01), np.full(1000, 0.02)
+    for count, missed, expected in ((3, 0.02, 0.0), (3, 2.0, 1.0), (judged.BORROWED, 0.02, 1.0)):
+        engines = np.array(["few"] * count + ["many"] * (1000 - count), dtype=object)
+        is_few = engines == "few"
+        trees = np.where(is_few, missed, fine)
+        shares = judged._shares(engines, trees, np.where(is_few, 0.0, rough))
+        assert shares == {judged.EVERY: 0.0, "few": expected, "many": 0.0}
+
+
+def test_an_engine_that_no_process_knows_has_none_of_it():
+    engines, nothing = np.array(["one"] * 10, dtype=object), np.full(10, np.nan)
+    assert judged._shares(engines, np.zeros(10), nothing) == {judged.EVERY: 0.0}

@@ -165,3 +165,71 @@ def test_outputs_of_a_round_take_as_long_as_one():
 )  # fmt: skip
 def test_classes_of_threads_are_of_what_they_read(changes: dict[str, object], expected: str):
     assert class_of("plan:0", **ONE_BY_ONE, **changes) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "dense, planes of words"), ({"in_height_px": 7, "in_width_px": 7}, "dense, planes"),
+        ({"in_height_px": 1, "in_width_px": 1}, "dense, pixels"),
+        ({"in_height_px": 1, "in_width_px": 1, "batch_size": 1}, "dense, vectors"), ({"layout": "nhwc"}, "dense"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_classes_of_cublaslt_are_of_the_matrices_of_images(changes: dict[str, object], expected: str):
+    assert class_of("plan:58", **ONE_BY_ONE, **changes) == (expected, expected)
+
+
+def test_cublaslt_multiplies_the_matrices_of_images_one_by_one_in_nchw():
+    first, last = (parts_of("plan:58", **ONE_BY_ONE, layout=layout) for layout in ("nchw", "nhwc"))
+    in_ms = products_ms(64 * 64 * 32)  # of a tile in a step
+    assert first["tiles"] == pytest.approx(8 * np.ceil(784 / 64) * 2 * 2 * in_ms)
+    assert last["tiles"] == pytest.approx(np.ceil(6272 / 64) * 2 * 2 * in_ms)
+
+
+@pytest.mark.parametrize(
+    ("changes", "coarse", "kinds"),
+    [
+        ({}, "taps", "dense"), ({"in_channels": 3}, "gathered", "dense"),
+        ({"groups": 4}, "taps, groups", "eights"), ({"groups": 2, "in_channels": 48}, "gathered, groups", "eights"),
+        ({"groups": 8}, "thin, groups", "uneven"),
+        ({"groups": 64, "out_channels": 64}, "thin, groups", "depthwise"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_classes_of_direct_are_its_variants(changes: dict[str, object], coarse: str, kinds: str):
+    assert class_of("direct", **changes) == (coarse, f"{coarse}, {kinds}")
+
+
+@pytest.mark.parametrize(("groups", "filters"), [(1, 64), (2, 64), (4, 32), (16, 32)])
+def test_tiles_of_direct_are_no_wider_than_those_of_a_group(groups: int, filters: int):
+    columns = np.ceil(96 / groups / filters) * groups
+    steps = np.ceil(9 * 64 / groups / 16)
+    tiles_ms = np.ceil(6272 / 64) * columns * steps * products_ms(64 * filters * 16)
+    assert parts_of("direct", groups=groups)["tiles"] == pytest.approx(tiles_ms)
+
+
+@pytest.mark.parametrize(
+    ("plan", "dtype", "width", "expected"),
+    [
+        ("plan:62:k2=5,k13=1", "float16", 8, "powers alike, 8 together, 8, 8"),
+        ("plan:62:k2=5,k13=1", "float16", 32, "powers alike, 2 together, 8, 8"),
+        ("plan:62:k2=5,k13=1", "float16", 48, "eights, 1 together, 8, 8"),
+        ("plan:62:k2=2,k13=1", "float16", 32, "powers alike, 1 together, 8, 8"),
+        ("plan:22:k2=5", "float16", 1, "depthwise, 16 together, 8, 8"),
+        ("plan:67:k2=5,k13=0", "float32", 8, "powers alike, 4 together, 8, 8"),
+    ],
+)
+def test_groups_that_a_plan_packs_are_classes_by_how_many(plan: str, dtype: str, width: int, expected: str):
+    assert class_of(plan, in_channels=96, out_channels=96, groups=96 // width, dtype=dtype)[1] == expected
+
+
+@pytest.mark.parametrize("card", ["h100", "h200"])
+def test_plans_pack_as_many_groups_as_the_names_of_their_kernels_say(card: str):
+    every = pd.read_parquet(ROOT / "data" / card / "samples.parquet")
+    is_packed = (every["groups"] > 1) & every["algorithm"].str.match(r"plan[^:]*:(?:22|62|67):")
+    every = every[(every["status"] == "ok") & is_packed].reset_index(drop=True)
+    named = every["kernels"].str.extract(r"_g(\d+)_")[0]
+    assert {*named} == {"1", "2", "4", "8", "16"}
+    said = pd.Series(features(every, {}).classes[1]).str.extract(r"(\d+) together")[0]
+    assert said.tolist() == named.tolist()

@@ -120,7 +120,7 @@ def test_distances_are_those_to_the_nearest_that_is_not_left_out_by_the_same_eng
     assert (fitted.process.far(given, frame) < 1e-9).all()
     by_gemm = frame[frame["algorithm"] == "gemm"].reset_index(drop=True)
     of_gemm = process.fit(features(by_gemm, {}), by_gemm, smooth(by_gemm), {}).process
-    unknown = by_gemm.assign(algorithm="direct")
+    unknown = by_gemm.assign(algorithm="cudnn")
     assert (of_gemm.far(features(unknown, {}), unknown) < 1e-9).all()  # the nearest by any
     other = by_gemm.assign(dtype="float16")
     assert np.isinf(of_gemm.far(features(other, {}), other)).all()

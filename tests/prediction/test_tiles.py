@@ -31,15 +31,17 @@ NAMED = (
         ("plan:46:k2=4,k5=2,k14=3", Tile(256, 64, 16, transposes=True, is_known=True)),
         ("plan:23:k2=5,k12=-1,k13=1,k14=3,k17=16", Tile(64, 64, 64, is_known=True, slices=16)),
         ("plan+packed:41:k2=8,k12=10,k13=1,k17=18", Tile(64, 32, 64, is_known=True, slices=18, buffers=10)),
+        ("plan:71:k0=1", Tile(128, 128, 32, is_known=True)), ("plan:58", Tile(64, 64, 32, by_image=True)),
+        ("direct", Tile(64, 64, 16, fits=True)),
     ],
-)
-def test_a_plan_says_its_tile_and_how_blocks_go_together(name: str, expected: Tile):
+)  # fmt: skip
+def test_an_algorithm_says_its_tile_and_how_blocks_go_together(name: str, expected: Tile):
     assert tile_of(name) == expected
 
 
 @pytest.mark.parametrize(
     "name",
-    ["torch", "direct", "plan:28:k2=4,k3=0", "plan:0", "plan:62:k2=99", "plan:62", "plan:62:k2", "x:62:k2=5", "a:b:c"],
+    ["torch", "gemm", "plan:28:k2=4,k3=0", "plan:0", "plan:62:k2=99", "plan:62", "plan:62:k2", "x:62:k2=5", "a:b:c"],
 )
 def test_what_says_no_tile_has_the_usual_one(name: str):
     assert tile_of(name) == USUAL

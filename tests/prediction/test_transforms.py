@@ -78,9 +78,9 @@ def test_they_are_classes_of_their_own():
     ]
     found = features(frame_of(rows), {})
     assert [each.tolist() for each in found.classes] == [
-        ["whole", "tiles", "lines", "dense"], ["whole", "tiles", "lines", "dense, 8, 8"],
+        ["whole", "tiles", "lines", "taps"], ["whole", "tiles", "lines", "taps, dense"],
     ]  # fmt: skip
-    assert found.has_parts.tolist() == [True, True, True, False]
+    assert found.are_own.tolist() == [True, True, True, False]
 
 
 def test_costs_of_transforms_are_found():

@@ -78,18 +78,18 @@ class Core:
         known = np.flatnonzero([key in self.effects for key in splits.joined(frame, WORK)])
         found: Floats = by_fold.mean(axis=0)
         found[known] = by_fold[_folds(frame)[known], known]
-        found += self.common(given, frame)
+        found += self.costs.predict(given, frame) + self.headroom(given)
         found += np.array([self.offsets.get(name, 0.0) for name in frame["gpu_name"]])
         return found + self.effects_of(frame)
 
     def common(self, given: Features, frame: pd.DataFrame) -> Floats:
-        """Return the part of the estimate that trees do not give: the costs, and the card's headroom."""
-        return self.costs.predict(given, frame) + self.headroom(given)
+        """Return what an estimate without trees begins with: costs that are smooth, and the card's headroom."""
+        return self.costs.predict(given, frame, is_smooth=True) + self.headroom(given)
 
     def of_rows(self, given: Features, frame: pd.DataFrame, wanted: Floats, learned: Mask) -> Floats:
         """Return `common` as it would be if the costs had learned some rows alone."""
         found = costs.fit(given, frame, wanted, bool(self.costs.parts), learned)
-        return found.predict(given, frame) + self.headroom(given)
+        return found.predict(given, frame, is_smooth=True) + self.headroom(given)
 
     def headroom(self, given: Features) -> Floats:
         """Return the part of the estimate that the card's clock headroom has."""
@@ -106,7 +106,7 @@ class Fitted:
 
     Attributes:
         rests: by costs and trees that had not learned the row's shape; NaN where no trees of that fold were fitted.
-        left: by costs alone that had not.
+        left: by costs alone that had not, and are smooth.
     """
 
     core: Core
@@ -145,7 +145,8 @@ def fit(
     number_of = _folds(frame)
     if len(np.unique(number_of[may])) < 2:
         raise InputError(f"samples of {len({*work[may]})} shapes are too few to hold some of them back: measure more")
-    left = wanted - share * headroom - costs.crossed(given, frame, wanted, by_parts, number_of, may)
+    crossed = costs.crossed(given, frame, wanted, by_parts, number_of, may)
+    left, left_by_smooth = (wanted - share * headroom - each for each in crossed)
     learns = [(number_of != number) & may for number in range(folds)]
     rounds, settings = (LINEAR_ROUNDS, LINEAR) if is_linear else (booster.ROUNDS, {})
     trees = threads.parallel_map(lambda rows: Booster.fit(names, numbers[rows], left[rows], rounds, **settings), learns)
@@ -158,7 +159,7 @@ def fit(
     rests -= np.array([offsets.get(name, 0.0) for name in cards])
     effects = _effects(work[has_rest], rests[has_rest])
     made = Core(names, levels, ranges, of_all, tuple(trees), share, usual, offsets, effects)
-    return Fitted(made, rests, left)
+    return Fitted(made, rests, left_by_smooth)
 
 
 def judging_folds(learned: pd.DataFrame, asked: pd.DataFrame) -> int:

@@ -3,14 +3,17 @@
 Each call has the roofline's parts: the launch, operations and bytes. Their weights are by arithmetic, the same for all
 algorithms, by least squares of relative errors. They hold beyond the sizes that were learned, and for other cards.
 
-Calls by plans that say their tile have the parts that follow from it (`shapes.parts`) instead, those by Fourier
-transforms the parts of these (`shapes.transforms`). Calls of one arithmetic, class of shapes, engine and plan mostly
-run the same kernels, so they have weights of their own, on each card. Weights of a narrower group begin with those of
-the wider one around it, as if some of the latter's samples were its own: so few samples are enough (partial pooling). A
-wider group stands for a narrower one that was not learned. What a narrower group says is no farther from what the wider
-one does than it was for any of its samples: a part that is small in these may get a weight that makes it large in other
-calls. The mean absolute logarithm of predicted over measured times is made small by squares of relative errors, each
-counted by what makes it such a logarithm (iteratively reweighted least squares), so that few odd samples change little.
+For cards that were learned, calls by plans and by `direct` have parts that follow from how they are computed instead
+(`shapes`): by the tile that a plan says, by transforms, or by threads that each compute an output. Those of plans that
+say nothing, and of `direct`, are parts of a usual tile. They are close to what was measured, but jump from size to
+size, so what is to be smooth begins with the roofline's parts there. Calls of one arithmetic, class of shapes, engine
+and plan mostly run the same kernels, so they have weights of their own, on each card. Weights of a narrower group begin
+with those of the wider one around it, as if some of the latter's samples were its own, of times as long as its own: so
+few samples are enough (partial pooling). A wider group stands for a narrower one that was not learned. What a narrower
+group says is no farther from what the wider one does than it was for any of its samples: a part that is small in these
+may get a weight that makes it large in other calls. The mean absolute logarithm of predicted over measured times is
+made small by squares of relative errors, each counted by what makes it such a logarithm (iteratively reweighted least
+squares), so that few odd samples change little.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ from convscope.prediction.shapes.sizes import Floats
 
 EVERY = ""
 """Name of the costs of every arithmetic."""
+USUAL = ", by the usual tile"
+"""Ends the name of the widest group of an arithmetic whose parts are those of a usual tile."""
 FEWEST, FEWEST_OF_ARITHMETIC = 5, 50
 """Samples that a group needs, and an arithmetic that has weights of the roofline's parts of its own."""
 BORROWED = 10
@@ -68,12 +73,16 @@ class Costs:
     parts: Mapping[str, Mapping[str, float]]
     ratios: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
-    def predict(self, given: Features, frame: pd.DataFrame) -> Floats:
-        """Return the logarithm of the sum of the parts' costs over the roofline's time, for each row."""
+    def predict(self, given: Features, frame: pd.DataFrame, is_smooth: bool = False) -> Floats:
+        """Return the logarithm of the sum of the parts' costs over the roofline's time, for each row.
+
+        Args:
+            is_smooth: calls whose parts are those of a usual tile cost the roofline's.
+        """
         names = splits.joined(frame, ARITHMETIC)
         by_roofline = np.where(pd.Series(names).isin(self.roofline.keys()), names, EVERY)
         found_ms = _weighted(given.of_roofline_ms(), self.roofline, by_roofline)
-        rows = np.flatnonzero(given.has_parts & bool(self.parts))
+        rows = np.flatnonzero((given.are_own if is_smooth else given.has_parts) & bool(self.parts))
         own_ms = self._by_parts(given, frame, rows) if len(rows) else np.zeros(0)
         known = rows[~np.isnan(own_ms)]
         found_ms[known] = own_ms[~np.isnan(own_ms)]
@@ -83,7 +92,7 @@ class Costs:
         return found
 
     def _by_parts(self, given: Features, frame: pd.DataFrame, rows: Places) -> Floats:
-        """Return the sum of the parts' costs of rows that have parts of their own; NaN for one of no group."""
+        """Return the sum of the parts' costs of rows that have parts; NaN for one of no group."""
         parts, found_ms = given.parts_ms.iloc[rows], np.full(len(rows), np.nan)
         for level in _levels(given, frame, rows):
             known = np.flatnonzero(pd.Series(level).isin(self.parts.keys()))
@@ -119,6 +128,10 @@ class _Squares:
         """Return it for parts over the target, a row a sample, and how much each square counts; None: all alike."""
         counted = relative if counts is None else relative * (counts / counts.mean())[:, None]
         return cls(counted.T @ relative, counted.sum(axis=0), len(relative))
+
+    def with_targets_over(self, share: float) -> _Squares:
+        """Return it for targets that are divided by a share."""
+        return _Squares(self.products * share**2, self.sums * share, self.count)
 
     def with_some(self, wider: _Squares) -> _Squares:
         """Return it with `BORROWED` samples at most of a wider group."""
@@ -191,7 +204,7 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, by_parts: bool, le
     """Fit weights to the logarithm of a target over the roofline's time, which is `wanted` for each row.
 
     Args:
-        by_parts: calls that have parts of their own cost these.
+        by_parts: calls that have parts of how they are computed cost these.
         learned: the rows that they are fitted to; None: all.
     """
     kept = np.arange(len(frame)) if learned is None else np.flatnonzero(learned)
@@ -209,7 +222,7 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, by_parts: bool, le
 def _by_parts(
     given: Features, frame: pd.DataFrame, took_ms: Floats, own: Places
 ) -> tuple[dict[str, dict[str, float]], dict[str, tuple[float, float]]]:
-    """Return the weights of groups of rows that have parts of their own, and their ratios (`Costs.ratios`)."""
+    """Return the weights of groups of rows that have such parts, and their ratios (`Costs.ratios`)."""
     values_ms = given.parts_ms.to_numpy(float)[own]
     relative = values_ms / took_ms[own]
     levels = _levels(given, frame, own)
@@ -243,8 +256,8 @@ def _named(parts: pd.DataFrame, weights: Floats) -> dict[str, float]:
 
 def crossed(
     given: Features, frame: pd.DataFrame, wanted: Floats, by_parts: bool, number_of: Places, learned: Mask | None = None
-) -> Floats:
-    """Return for each row what costs say that did not learn its fold, as `Costs.predict` does.
+) -> tuple[Floats, Floats]:
+    """Return for each row what costs say that did not learn its fold, and what is smooth (`Costs.predict`).
 
     Args:
         number_of: of each row, the number of its fold.
@@ -252,22 +265,33 @@ def crossed(
     """
     numbers, may = np.unique(number_of), np.ones(len(frame), dtype=np.bool_) if learned is None else learned
 
-    def without(number: int) -> Floats:
+    def without(number: int) -> list[Floats]:
         out = number_of == number
-        return fit(given, frame, wanted, by_parts, ~out & may).predict(given.rows(out), frame[out])
+        found, rows = fit(given, frame, wanted, by_parts, ~out & may), given.rows(out)
+        return [found.predict(rows, frame[out], is_smooth) for is_smooth in (False, True)]
 
-    found = np.empty(len(frame))
+    both = np.empty(len(frame)), np.empty(len(frame))
     for number, values in zip(numbers, threads.parallel_map(without, numbers.tolist()), strict=True):
-        found[number_of == number] = values
-    return found
+        for found, of_fold in zip(both, values, strict=True):
+            found[number_of == number] = of_fold
+    return both
 
 
 def _learned(relative: Floats, wider: _Group | None) -> _Group:
-    """Return the sums of a group as they were counted last, and its weights, beside some samples of the wider one."""
-    found, weights = wider or (_Squares.of(relative), _Squares.of(relative).weights())
+    """Return the sums of a group as they were counted last, and its weights, beside some samples of the wider one.
+
+    These count as if their times were to what the wider group says as the group's own are: calls by a slow engine have
+    the parts of others, not their times.
+    """
+    if wider is None:
+        found, borrowed = _Squares.of(relative), None
+        weights = found.weights()
+    else:
+        share = max(float(np.median(relative @ wider[1])), TINIEST)
+        found, borrowed, weights = wider[0], wider[0].with_targets_over(share), wider[1] / share
     for _ in range(ROUNDS):
         found = _Squares.of(relative, _counts(relative @ weights))
-        weights = (found.with_some(wider[0]) if wider else found).weights(weights)
+        weights = (found.with_some(borrowed) if borrowed else found).weights(weights)
     return found, weights
 
 
@@ -292,7 +316,8 @@ def relative_squares(parts_ms: Floats, target: Floats) -> Floats:
 
 def _levels(given: Features, frame: pd.DataFrame, rows: Places) -> list[splits.Labels]:
     """Return names of groups of some rows, each narrower than the one before."""
-    found = [splits.joined(frame.iloc[rows], ARITHMETIC)]
+    arithmetics = splits.joined(frame.iloc[rows], ARITHMETIC)
+    found = [arithmetics + np.where(given.are_own[rows], "", USUAL).astype(object)]
     engine, algorithm = (given.values[name].to_numpy(dtype=object) for name in ("engine", "algorithm"))
     coarse, fine = given.classes
     for labels in (each[rows] for each in (coarse, engine, fine, algorithm, frame["gpu_name"].to_numpy(dtype=object))):

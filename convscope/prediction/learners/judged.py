@@ -23,8 +23,8 @@ from convscope.prediction.learners.process import Mask, Places, Process
 from convscope.prediction.learners.search import Search, Tries
 from convscope.prediction.shapes.sizes import Floats
 
-EVERY, FEWEST = "", 300
-"""Name of the share of engines that have none of their own, and rows that one needs for its own, or these together."""
+EVERY, BORROWED = "", 300
+"""Name of the share of engines without rows, and rows of all engines that count as each one's own."""
 
 
 @dataclass(frozen=True)
@@ -130,14 +130,18 @@ def judged(
 def _shares(engines: splits.Labels, trees: Floats, smooth: Floats) -> dict[str, float]:
     """Return the share of the process that misses least, by what both miss.
 
-    Each engine with enough rows has its own, and all others have one together; with too few of them, that of all rows.
+    Each engine has one by its own rows, as if `BORROWED` rows of all were its own too; an engine without rows has that
+    of all.
     """
-    rows_of = {name: np.flatnonzero(engines == name) for name in sorted({*engines})}
-    enough = {name: rows for name, rows in rows_of.items() if np.isfinite(smooth[rows]).sum() >= FEWEST}
-    others = np.flatnonzero(~np.isin(engines, [*enough]))
-    has_others = np.isfinite(smooth[others]).sum() >= FEWEST
-    every = {EVERY: others if has_others else np.arange(len(engines)), **enough}
-    return {name: process.share(trees[rows], smooth[rows]) for name, rows in every.items()}
+    known = np.isfinite(trees) & np.isfinite(smooth)
+    if not known.any():
+        return {EVERY: 0.0}
+    engines, trees, smooth = (each[known] for each in (engines, trees, smooth))
+    tried = np.linspace(0, 1, 11)
+    missed = np.array([np.abs(both(np.full(len(trees), share), trees, smooth)) for share in tried])
+    of_all = missed.mean(axis=1)
+    of_each = {name: missed[:, engines == name].sum(axis=1) + BORROWED * of_all for name in sorted({*engines})}
+    return {name: float(tried[int(np.argmin(each))]) for name, each in {EVERY: of_all, **of_each}.items()}
 
 
 def of_rows(shares: Mapping[str, float], engines: splits.Labels) -> Floats:

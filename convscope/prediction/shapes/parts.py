@@ -15,15 +15,17 @@ import numpy.typing as npt
 from convscope.prediction.shapes.sizes import Floats, Sizes
 from convscope.prediction.shapes.tiles import Tile
 
-LINE_BYTES, MOST_PACKED = 128, 8
-"""Bytes of channels that groups are packed to, and groups that are packed together at most; as many where there are
-fewer groups, as the names of kernels say."""
+LINE_BYTES = 128
+"""Bytes of channels that groups are packed to at most, if a tile has as many filters; as many groups where there are
+fewer, as the names of kernels say."""
 NARROWEST = 4
 """Channels that a group is computed as at least where groups are packed."""
 MOST_IDLE = 8.0
 """Cap on whole waves over those that are needed: below one wave the ratio only repeats how few blocks there are."""
 PADDED = 8
-"""Channels and filters are padded to a multiple of it, by kernels of their own, or filters by their channels."""
+"""Channels and filters, of a group, are padded to a multiple of it by kernels of their own; weights by channels."""
+NARROWEST_TILE = 32
+"""Filters of a tile, at least, where it is no wider than a group's."""
 SEVERAL = 2
 """Buffers from which adding up the slices of a sum takes the longer, the more there are."""
 OF_ANY = frozenset({"call", "input", "output", "filters", "groups"})
@@ -62,7 +64,7 @@ class Tiled:
         pixels, filters, terms: of a tile and a step.
         width, filters_of_group: channels and filters of a group as they are computed: where groups are packed, both the
             power of two that is as large as the larger of them.
-        is_packed: rows with groups by a plan that packs them.
+        is_packed: rows with groups by a plan that packs them, and how many are packed `together`.
         is_transposed: rows with groups in 16 bits by a plan that transposes each by itself.
         slices, buffers: of a sum, and that they are added up in (`Tile`).
         is_known: rows by a plan that says its tile.
@@ -79,24 +81,29 @@ class Tiled:
     width: Floats
     filters_of_group: Floats
     is_packed: npt.NDArray[np.bool_]
+    together: Floats
     is_transposed: npt.NDArray[np.bool_]
     slices: Floats
     buffers: Floats
     is_known: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, sizes: Sizes, tiles: list[Tile], element_bytes: Floats) -> Tiled:
-        """Return it for rows of these sizes by algorithms of these tiles."""
+    def of(cls, sizes: Sizes, tiles: list[Tile], element_bytes: Floats, is_last: npt.NDArray[np.bool_]) -> Tiled:
+        """Return it for rows of these sizes by algorithms of these tiles; `is_last`: channels lie last (NHWC)."""
         names = ("pixels", "filters", "terms", "cluster_pixels", "cluster_filters", "slices", "buffers")
         high, wide, terms, along, across, slices, buffers = (
             np.array([getattr(tile, name) for tile in tiles], float) for name in names
         )
         packed = np.array([tile.packs for tile in tiles]) & (sizes.groups > 1)
         channels, filters = sizes.channels / sizes.groups, sizes.filters / sizes.groups
+        whole = np.maximum(2.0 ** np.ceil(np.log2(filters)), NARROWEST_TILE)
+        wide = np.where(np.array([tile.fits for tile in tiles]), np.minimum(wide, whole), wide)
         power = np.maximum(2.0 ** np.ceil(np.log2(np.maximum(channels, filters))), NARROWEST)
         channels, filters = np.where(packed, power, channels), np.where(packed, power, filters)
-        together = np.where(packed, np.clip(LINE_BYTES / element_bytes / channels, 1, MOST_PACKED), 1.0)
-        rows, columns = np.ceil(sizes.pixels / high), np.ceil(filters * together / wide)
+        most = np.minimum(LINE_BYTES / element_bytes, wide)
+        together = np.where(packed, np.maximum(most / channels, 1), 1.0)
+        images = np.where(np.array([tile.by_image for tile in tiles]) & ~is_last, sizes.batch, 1.0)
+        rows, columns = images * np.ceil(sizes.pixels / images / high), np.ceil(filters * together / wide)
         bundles, taps = np.ceil(sizes.groups / together) * slices, sizes.kernel.prod(axis=1)
         return cls(
             tiles=rows * columns * bundles,
@@ -105,6 +112,7 @@ class Tiled:
             steps=np.ceil(np.ceil(taps * channels * together / terms) / slices),
             steps_by_tap=taps * np.ceil(channels * together / terms) / slices,
             pixels=high, filters=wide, terms=terms, width=channels, filters_of_group=filters, is_packed=packed,
+            together=together,
             is_transposed=np.array([tile.transposes for tile in tiles]) & (sizes.groups > 1) & (element_bytes == 2),
             slices=slices, buffers=buffers, is_known=np.array([tile.is_known for tile in tiles]),
         )  # fmt: skip
@@ -127,7 +135,7 @@ def parts_ms(sizes: Sizes, tiled: Tiled, rates: Rates) -> Parts:
     """Return the parts of each row by their names, none below 0; of the usual tile where the plan says none."""
     return {
         "call": np.ones(len(sizes.pixels)),
-        **_bytes(sizes, rates),
+        **_bytes(sizes, tiled, rates),
         **_groups(sizes, tiled, rates),
         **_tiles(tiled, rates),
     }
@@ -138,16 +146,24 @@ def _step_ms(tiled: Tiled, rates: Rates) -> Floats:
     return rates.products_ms(tiled.pixels * tiled.filters * tiled.terms * rates.multiprocessors)
 
 
-def _bytes(sizes: Sizes, rates: Rates) -> Parts:
-    """Return the bytes, and those that are moved once more where channels or filters are padded, or gathered."""
+def _bytes(sizes: Sizes, tiled: Tiled, rates: Rates) -> Parts:
+    """Return the bytes, and those that are moved once more where channels or filters are padded, or gathered.
+
+    Kernels that pad the input and the output, of each group if groups are not packed, take time besides, however little
+    they move.
+    """
     moved = {
         "input": sizes.inputs, "output": sizes.pixels * sizes.filters, "filters": sizes.terms * sizes.filters,
     }  # fmt: skip
-    padded = {"input": sizes.channels, "output": sizes.filters, "filters": sizes.channels}
+    groups = np.where(tiled.is_packed, 1.0, sizes.groups)  # packed ones are not padded one by one
+    channels, filters = sizes.channels / groups, sizes.filters / groups
+    padded = {"input": channels, "output": filters, "filters": channels}
     found = {name: rates.elements_ms(count) for name, count in moved.items()}
     for name, width in padded.items():
         more = np.ceil(width / PADDED) * PADDED / width
         found[f"padded {name}"] = np.where(more > 1, found[name] * more, 0.0)
+        if name != "filters":  # which are padded where the input is
+            found[f"call to pad {name}"] = np.where(more > 1, groups, 0.0)
     patches = rates.elements_ms(sizes.pixels * sizes.terms * sizes.groups)
     return {**found, "patches": np.where(sizes.kernel.prod(axis=1) > 1, patches, 0.0)}
 

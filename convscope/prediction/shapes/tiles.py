@@ -1,4 +1,4 @@
-"""Tile of the output that a block of a plan's kernel computes, by the values of the plan's knobs.
+"""Tile of the output that a block of a kernel computes: of a plan by its knobs, or its engine, and of `direct`.
 
 Knobs are numbered as `cudnnBackendKnobType_t` has them. Which tile a value stands for is what the names of the kernels
 say that plans ran (cuDNN 9.19, H100 and H200: `tests/prediction/test_tiles.py` compares them).
@@ -27,13 +27,14 @@ TERMS_OF: Mapping[int, int] = {70: 8}
 """Terms of a step by engine, where no knob says them."""
 TILED = frozenset({22, 23, 27, 35, 38, 41, 45, 46, 47, 48, 62, 67, 70})
 """Engines whose tile the knob says."""
+DIRECT = "direct"
 PLAN = re.compile(r"plan(?:\+\w+)?:(.*)")
 TRANSPOSING = frozenset({46})
 """Engines that transpose each group's tensors by themselves in 16 bits, which takes most of the time."""
 PACKING = frozenset({22, 62, 67})
 """Engines that compute narrow groups together, each as wide as a power of two."""
-THREADED = 0
-"""Engine whose threads each compute an output (`shapes.rounds`)."""
+THREADED, CUBLASLT = 0, 58
+"""Engines: one whose threads each compute an output (`shapes.rounds`), and cuBLASLt, which chooses its tile itself."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Tile:
         is_known: the name says it.
         slices: that the terms of a sum are split into, each by a block of its own.
         buffers: that slices are added up in; 0 where the name says none.
+        fits: no tile has more filters than the power of two that holds a group's, of 32 at least.
+        by_image: in NCHW a tile has pixels of one image alone.
     """
 
     pixels: int
@@ -61,19 +64,27 @@ class Tile:
     is_known: bool = False
     slices: int = 1
     buffers: int = 0
+    fits: bool = False
+    by_image: bool = False
 
 
 USUAL = Tile(128, 64, 32)
 """Tile that stands for that of an algorithm which does not say it."""
+OF_DIRECT = Tile(64, 64, 16, fits=True)
+"""One of those that `direct` is timed with (`kernels.direct`)."""
+OF_ENGINE: Mapping[int, Tile] = {71: Tile(128, 128, 32, is_known=True), CUBLASLT: Tile(64, 64, 32, by_image=True)}
+"""Tiles of engines that no knob says: the one of its kernels by their names, and the one that cuBLASLt takes most."""
 
 
 def tile_of(algorithm: str) -> Tile:
-    """Return the tile of a plan by its name, "plan:62:k2=5,k13=1"; the usual one for what does not say it."""
+    """Return the tile of an algorithm by its name, "plan:62:k2=5,k13=1"; the usual one for what does not say it."""
     plan = _plan_of(algorithm)
-    values = dict(plan.knobs) if plan else {}
+    if plan is None:
+        return OF_DIRECT if algorithm == DIRECT else USUAL
+    values = dict(plan.knobs)
     size = SIZES.get(values.get(TILE_SIZE, -1))
-    if plan is None or plan.engine not in TILED or size is None:
-        return USUAL
+    if plan.engine not in TILED or size is None:
+        return OF_ENGINE.get(plan.engine, USUAL)
     said = (TERMS[knob].get(values[knob]) for knob in TERMS if knob in values)
     terms = next((each for each in said if each), TERMS_OF.get(plan.engine, USUAL.terms))
     along, across = (max(1, values.get(knob, 1)) for knob in (CLUSTER_PIXELS, CLUSTER_FILTERS))
