@@ -71,6 +71,22 @@ def test_the_tiles_of_plans_are_those_in_the_names_of_the_kernels_that_ran(card:
     assert by_plan[by_plan < 0.5].index.tolist() == []
 
 
+@pytest.mark.parametrize("card", ["h100", "h200"])
+def test_engines_whose_tile_no_knob_says_have_it_in_the_names_of_their_kernels(card: str):
+    read = pd.read_parquet(ROOT / "data" / card / "samples.parquet", columns=[*COLUMNS])
+    read = read[(read["status"] == "ok") & read["kernels"].notna()]
+
+    def sizes(engine: int, pattern: str) -> pd.Series:
+        """Return how often kernels have a size in their names, the most frequent first."""
+        kernels = read["kernels"][read["algorithm"].str.match(rf"plan[^:]*:{engine}(?:$|:)")]
+        return kernels.str.extract(pattern)[0].value_counts(dropna=False)
+
+    one, most = tile_of("plan:71"), tile_of("plan:58")
+    assert {*sizes(71, r"_(\d+x\d+)x\d+_\d+_\d+").index} == {f"{one.pixels}x{one.filters}"}
+    assert {*sizes(71, r"_\d+x\d+x(\d+)_\d+_\d+").index} == {str(one.terms), str(one.terms // 2)}
+    assert sizes(58, r"_(\d\d+x\d\d+)").index[0] == f"{most.pixels}x{most.filters}"
+
+
 @pytest.mark.parametrize(
     ("name", "expected"), [("plan:0", 0), ("plan+packed:62:k2=5", 62), ("direct", None), ("torch", None), ("a:b", None)]
 )
