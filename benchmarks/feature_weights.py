@@ -62,12 +62,14 @@ class Data:
         self.groups = {name: rows for name, rows in every if len(rows) >= process.FEWEST}
 
     def _left_over(self, given: Features) -> npt.NDArray[np.float64]:
-        """Return what costs leave over that did not learn a row's shape, nor kinds that are left out."""
+        """Return what smooth costs leave over that did not learn a row's shape, nor kinds that are left out."""
         wanted, rows = predictor.logarithms(self.frame, "time", given), self.learned
         number_of = splits.folds(self.shapes[rows])
-        found = costs.fit(given, self.frame, wanted, by_parts=True, learned=rows).predict(given, self.frame)
+        found = costs.fit(given, self.frame, wanted, by_parts=True, learned=rows).predict(
+            given, self.frame, is_smooth=True
+        )
         own = self.frame.iloc[np.flatnonzero(rows)]
-        found[rows] = costs.crossed(given.rows(rows), own, wanted[rows], by_parts=True, number_of=number_of)
+        _, found[rows] = costs.crossed(given.rows(rows), own, wanted[rows], by_parts=True, number_of=number_of)
         return wanted - found
 
     def some(self, rows: Rows, most: int, seed: int = 0) -> Rows:

@@ -6,9 +6,14 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from fakes import ROOT
+from fakes.drawn_samples import CARDS, drawn, frame_of
+
+from convscope.dataset import splits
+from convscope.prediction.features import features
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -76,3 +81,16 @@ def test_the_tables_of_3d_convolutions_of_one_layout_have_that_alone(
     means, *layers = tables([tmp_path / "here/c3d", tmp_path / "there/c3d"], [], monkeypatch, capsys)
     assert means.count("| c3d | - | - | ") == 2
     assert [("NCDHW" in table, table.count("\n")) for table in layers] == [(False, 8), (False, 8)]
+
+
+def test_weights_of_features_are_learned_from_what_smooth_costs_leave_over():
+    data = object.__new__(runpy.run_path(str(ROOT / "benchmarks/feature_weights.py"))["Data"])
+    data.frame = frame_of(drawn(200, tuple(CARDS)))
+    data.frame.loc[::2, "algorithm"] = "direct"
+    data.learned, data.shapes = np.arange(len(data.frame)) % 7 > 0, splits.labels(data.frame, "layer")
+    given = features(data.frame, {})
+    left = data._left_over(given)
+    assert left.shape == (len(data.frame),)
+    assert np.isfinite(left).all()
+    took = np.log(data.frame["mean_ms"].to_numpy() / given.roofline_ms)
+    assert np.abs(left).mean() < np.abs(took - took.mean()).mean()

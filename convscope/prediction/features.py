@@ -43,8 +43,8 @@ class Features:
         headroom: of each row's card; NaN where its clocks are not known.
         families: of the kernels that ran, "" where they are not known. No feature: who predicts does not know it.
         parts_ms: that the time of each is a sum of (`shapes`), a column a part.
-        has_parts: rows whose time goes by these parts, and those of them that `are_own`: they follow from the kernels
-            that compute the row; those of others are of a usual tile.
+        has_parts: rows whose time goes by these parts, and those of them that `are_own`: some follow from the kernels
+            that compute the row. Others have those of a usual tile alone; Winograd's and threads' rows have these too.
         classes: of each, by the kernels that compute it: a coarse and a fine one (`shapes.classes`).
         times_ms: of the calls, where the target follows from them (energy); None for another.
     """
@@ -140,7 +140,7 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]], time
 def _parts(
     frame: pd.DataFrame, shape: Sizes, tiled: Tiled, rates: Rates, is_last: npt.NDArray[np.bool_]
 ) -> tuple[pd.DataFrame, npt.NDArray[np.bool_], npt.NDArray[np.bool_], tuple[parts.Labels, parts.Labels]]:
-    """Return the parts of each row, whether its time goes by them, and whether they are its own, and its classes."""
+    """Return the parts of each row, whether its time goes by them, whether some are its own, and its classes."""
     algorithms = frame["algorithm"].to_numpy(dtype=object)
     of_name = {name: tiles.engine_of(name) for name in frame["algorithm"].unique()}
     engines = np.array([-1 if of_name[name] is None else of_name[name] for name in algorithms], dtype=np.int64)

@@ -1,10 +1,10 @@
 """Predictor of one target: fitted, asked, and corrected for a card.
 
-Its estimate is a mean of two, which have the costs of calls in common: trees (`core`), which are better far from what
-was learned, and a Gaussian process (`process`), which is better near it. The share of the process is, for each engine,
-the one that misses least of what is held out for the intervals. Of PyTorch's search the estimates of the plans that it
-tries say more (`search`). A card that was not learned is far from all that was: a predictor for such (`unit` "gpu") has
-trees alone.
+Its estimate is a mean of two: trees (`core`), which begin with the costs of calls and are better far from what was
+learned, and a Gaussian process (`process`), which begins with costs that are smooth and is better near it. The share of
+the process is, for each engine, the one that misses least of what is held out for the intervals. Of PyTorch's search
+the estimates of the plans that it tries say more (`search`). A card that was not learned is far from all that was: a
+predictor for such (`unit` "gpu") has trees alone.
 
 Energy follows from time: a predictor of energy has one of time, fitted to all samples that have a time, and learns what
 energy is beside the time that it predicts; a sample with an energy alone goes by others of its work. Few samples have
@@ -171,7 +171,7 @@ class Predictor:
         by_trees = self.core.predict(given, frame)
         if self.process is None:
             return by_trees
-        smooth = self.process.predict(given, frame) + self.core.common(given, frame)
+        smooth = self.process.predict(given, frame) + self.core.smooth(given, frame)
         share = judged.of_rows(self.shares, given.values["engine"].to_numpy(dtype=object))
         return judged.both(share, by_trees, smooth)
 

@@ -97,6 +97,31 @@ def test_samples_of_one_shape_are_refused():
         core.fit(features(frame, {}), frame, np.zeros(len(frame)))
 
 
+def test_costs_of_unknown_cards_and_of_energies_have_no_parts_of_how_calls_are_computed():
+    frame = samples(120, 0.1).assign(algorithm="direct")
+    given, truth = features(frame, {}), wanted(frame)
+    assert given.has_parts.all()
+    assert core.fit(given, frame, truth).core.costs.parts
+    assert not core.fit(given, frame, truth, is_linear=False).core.costs.parts
+    of_times = features(frame, {}, frame["mean_ms"].to_numpy())
+    assert not core.fit(of_times, frame, truth).core.costs.parts
+
+
+def test_what_is_smooth_begins_with_smooth_costs():
+    frame = samples(120, 0.1).assign(algorithm="direct")
+    given, truth = features(frame, {}), wanted(frame)
+    found = core.fit(given, frame, truth)
+    by_roofline = dataclasses.replace(found.core.costs, parts={})
+    expected = by_roofline.predict(given, frame) + found.core.headroom(given)
+    np.testing.assert_array_equal(found.core.smooth(given, frame), expected)
+    every = np.ones(len(frame), dtype=np.bool_)
+    np.testing.assert_array_equal(found.core.of_rows(given, frame, truth, every), expected)
+    number_of = np.array([splits.part(shape) for shape in joined(frame, SHAPE)])
+    _, smooth = costs.crossed(given, frame, truth, True, number_of)
+    np.testing.assert_allclose(found.left, truth - found.core.headroom(given) - smooth)
+    assert np.abs(found.core.costs.predict(given, frame) - by_roofline.predict(given, frame)).max() > 0.1
+
+
 def test_rows_that_are_not_learned_have_rests_and_change_nothing():
     frame = pd.concat([samples(120, 0.1), samples(130, 0.1)[-40:].assign(algorithm="odd")], ignore_index=True)
     given, truth, learned = features(frame, {}), wanted(frame), frame["algorithm"] != "odd"

@@ -101,6 +101,7 @@ def test_what_is_smooth_costs_the_rooflines_parts_where_no_tile_is_known():
     said, smooth = (found.predict(given, frame, is_smooth) for is_smooth in (False, True))
     by_roofline = dataclasses.replace(found, parts={}).predict(given, frame)
     assert np.median(np.abs(said - wanted)) < 0.02
+    assert {EACH, EACH + costs.BY_USUAL_TILE} <= {*found.parts}
     is_own = frame["algorithm"].map(named).to_numpy()
     np.testing.assert_array_equal(smooth, np.where(is_own, said, by_roofline))
     number_of = np.arange(len(frame)) % 5
@@ -177,7 +178,7 @@ def test_what_no_sample_is_like_costs_a_share_of_the_rooflines_time_at_least():
     assert nothing.predict(given, frame) == pytest.approx(np.full(100, np.log(costs.FASTEST)))
 
 
-def test_costs_of_the_rooflines_parts_are_by_arithmetic_and_stand_where_no_tile_is_known():
+def test_costs_of_the_rooflines_parts_are_by_arithmetic_and_stand_where_no_parts_are_known():
     frame = samples(150)
     frame.loc[frame.index[:20], "math"] = "tf32"
     given = features(frame, {})

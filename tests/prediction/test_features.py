@@ -216,7 +216,10 @@ def test_rows_whose_time_goes_by_parts_and_by_those_of_their_own_kernels_are_tol
     assert (one.has_parts.tolist(), one.are_own.tolist()) == ([True], [False])
 
 
-@pytest.mark.parametrize("name", ["torch", "plan:62:k2=5,k13=1,k27=8,k28=1", "plan+packed:45:k2=5,k5=4"])
+@pytest.mark.parametrize(
+    "name",
+    ["torch", "plan:62:k2=5,k13=1,k27=8,k28=1", "plan+packed:45:k2=5,k5=4", "direct", "plan:0", "plan:58", "plan:71"],
+)
 def test_no_part_is_below_0_or_without_end(name: str):
     parts = parts_of(name).to_numpy(float)
     assert np.isfinite(parts).all()

@@ -53,7 +53,7 @@ def test_each_engine_has_a_share_of_its_own():
 
 def test_an_engine_with_few_rows_has_a_share_of_its_own_where_they_tell_enough():
     fine, rough = np.full(1000, 0.01), np.full(1000, 0.02)
-    for count, missed, expected in ((3, 0.02, 0.0), (3, 2.0, 1.0), (judged.BORROWED, 0.02, 1.0)):
+    for count, missed, expected in ((3, 0.02, 0.0), (3, 2.0, 1.0), (95, 0.02, 0.0), (112, 0.02, 1.0)):
         engines = np.array(["few"] * count + ["many"] * (1000 - count), dtype=object)
         is_few = engines == "few"
         trees = np.where(is_few, missed, fine)

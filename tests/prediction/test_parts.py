@@ -1,5 +1,5 @@
-"""Parts and classes of calls whose kernels split sums, transform tiles, or have a thread for each output: by hand, and
-beside what was measured."""
+"""Parts and classes of calls whose kernels split sums, transform tiles, have a thread for each output, pad channels or
+pack groups, of `direct` and of cuBLASLt: by hand, and beside what was measured."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from fakes import ROOT
 from fakes.drawn_samples import drawn, frame_of
 
 from convscope import gpus
+from convscope.cudnn.shape import Convolution
+from convscope.kernels import direct
 from convscope.prediction.features import features
 from convscope.prediction.shapes import rounds, winograd
 
@@ -199,6 +201,25 @@ def test_cublaslt_multiplies_the_matrices_of_images_one_by_one_in_nchw():
 )  # fmt: skip
 def test_classes_of_direct_are_its_variants(changes: dict[str, object], coarse: str, kinds: str):
     assert class_of("direct", **changes) == (coarse, f"{coarse}, {kinds}")
+
+
+@pytest.mark.parametrize(("plan", "calls"), [("plan:45:k2=5,k5=4", 4), ("plan:62:k2=5,k13=1", 0)])
+def test_channels_of_each_group_are_padded_where_groups_are_not_packed(plan: str, calls: int):
+    parts = parts_of(plan, in_channels=48, out_channels=48, groups=4, dtype="float16", layout="nhwc")  # of 12 each
+    assert (parts["call to pad input"], parts["call to pad output"]) == (calls, calls)
+    assert (parts["padded input"] > 0) == (parts["padded output"] > 0) == (calls > 0)
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 7])
+@pytest.mark.parametrize(("channels", "filters", "groups"), [(64, 96, 1), (3, 64, 1), (96, 96, 4), (64, 64, 64)])
+def test_the_variants_of_direct_are_those_of_its_kernels(channels: int, filters: int, groups: int, kernel: int):
+    sides = {"in_height_px": 28, "in_width_px": 28, "kernel_size": f"{kernel}x{kernel}", "padding": "0x0"}
+    counts = {"in_channels": channels, "out_channels": filters, "groups": groups}
+    shape = Convolution(
+        (8, channels, 28, 28), (filters, channels // groups, kernel, kernel), (0, 0), (1, 1), (1, 1), groups
+    )
+    variants = {blocks.variant for blocks in direct.candidates(shape, shape.output, 132)}
+    assert {class_of("direct", **sides, **counts)[0].split(", ")[0]} == variants
 
 
 @pytest.mark.parametrize(("groups", "filters"), [(1, 64), (2, 64), (4, 32), (16, 32)])

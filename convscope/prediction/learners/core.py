@@ -82,12 +82,12 @@ class Core:
         found += np.array([self.offsets.get(name, 0.0) for name in frame["gpu_name"]])
         return found + self.effects_of(frame)
 
-    def common(self, given: Features, frame: pd.DataFrame) -> Floats:
+    def smooth(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return what an estimate without trees begins with: costs that are smooth, and the card's headroom."""
         return self.costs.predict(given, frame, is_smooth=True) + self.headroom(given)
 
     def of_rows(self, given: Features, frame: pd.DataFrame, wanted: Floats, learned: Mask) -> Floats:
-        """Return `common` as it would be if the costs had learned some rows alone."""
+        """Return `smooth` as it would be if the costs had learned some rows alone."""
         found = costs.fit(given, frame, wanted, bool(self.costs.parts), learned)
         return found.predict(given, frame, is_smooth=True) + self.headroom(given)
 
@@ -106,7 +106,7 @@ class Fitted:
 
     Attributes:
         rests: by costs and trees that had not learned the row's shape; NaN where no trees of that fold were fitted.
-        left: by costs alone that had not, and are smooth.
+        left: by smooth costs alone that had not.
     """
 
     core: Core

@@ -3,17 +3,17 @@
 Each call has the roofline's parts: the launch, operations and bytes. Their weights are by arithmetic, the same for all
 algorithms, by least squares of relative errors. They hold beyond the sizes that were learned, and for other cards.
 
-For cards that were learned, calls by plans and by `direct` have parts that follow from how they are computed instead
-(`shapes`): by the tile that a plan says, by transforms, or by threads that each compute an output. Those of plans that
-say nothing, and of `direct`, are parts of a usual tile. They are close to what was measured, but jump from size to
-size, so what is to be smooth begins with the roofline's parts there. Calls of one arithmetic, class of shapes, engine
-and plan mostly run the same kernels, so they have weights of their own, on each card. Weights of a narrower group begin
-with those of the wider one around it, as if some of the latter's samples were its own, of times as long as its own: so
-few samples are enough (partial pooling). A wider group stands for a narrower one that was not learned. What a narrower
-group says is no farther from what the wider one does than it was for any of its samples: a part that is small in these
-may get a weight that makes it large in other calls. The mean absolute logarithm of predicted over measured times is
-made small by squares of relative errors, each counted by what makes it such a logarithm (iteratively reweighted least
-squares), so that few odd samples change little.
+In predictors for cards that were learned, calls by plans, by `direct`, and by the algorithms of Fourier's and
+Winograd's transforms have parts of how they are computed instead (`shapes`): by the tile that a plan says, by
+transforms, or by threads that each compute an output. Those of plans that say nothing, and of `direct`, are parts of a
+usual tile. They are close to what was measured, but jump from size to size, so what is to be smooth begins with the
+roofline's parts there. Calls of one arithmetic, class of shapes, engine and plan mostly run the same kernels, so they
+have weights of their own, on each card. Weights of a narrower group begin with those of the wider one around it, as if
+some of the latter's samples were its own, of times as long as its own: so few samples are enough (partial pooling). A
+wider group stands for a narrower one that was not learned. What a narrower group says is no farther from what the wider
+one does than it was for any of its samples: a part that is small in these may get a weight that makes it large in other
+calls. The mean absolute logarithm of predicted over measured times is made small by squares of relative errors, each
+counted by what makes it such a logarithm (iteratively reweighted least squares), so that few odd samples change little.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from convscope.prediction.shapes.sizes import Floats
 
 EVERY = ""
 """Name of the costs of every arithmetic."""
-USUAL = ", by the usual tile"
+BY_USUAL_TILE = ", by a usual tile"
 """Ends the name of the widest group of an arithmetic whose parts are those of a usual tile."""
 FEWEST, FEWEST_OF_ARITHMETIC = 5, 50
 """Samples that a group needs, and an arithmetic that has weights of the roofline's parts of its own."""
@@ -65,7 +65,7 @@ class Costs:
 
     Attributes:
         roofline: of the roofline's parts, by arithmetic; `EVERY` for others.
-        parts: of a call's own parts, by the name of a group; nothing where all calls have the roofline's parts.
+        parts: of the parts of how a call is computed, by the name of a group; nothing where all have the roofline's.
         ratios: by the name of a group, the least and largest ratio of what it says to what the wider one does.
     """
 
@@ -215,18 +215,18 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats, by_parts: bool, le
     roofline = {
         name: _named(parts, _Squares.of(relative[rows]).weights()) for name, rows in [(EVERY, kept), *of_arithmetic]
     }
-    own = kept[given.has_parts[kept]]
-    return Costs(roofline, *(_by_parts(given, frame, took_ms, own) if by_parts and len(own) >= FEWEST else ({}, {})))
+    rows = kept[given.has_parts[kept]]
+    return Costs(roofline, *(_by_parts(given, frame, took_ms, rows) if by_parts and len(rows) >= FEWEST else ({}, {})))
 
 
 def _by_parts(
-    given: Features, frame: pd.DataFrame, took_ms: Floats, own: Places
+    given: Features, frame: pd.DataFrame, took_ms: Floats, having: Places
 ) -> tuple[dict[str, dict[str, float]], dict[str, tuple[float, float]]]:
-    """Return the weights of groups of rows that have such parts, and their ratios (`Costs.ratios`)."""
-    values_ms = given.parts_ms.to_numpy(float)[own]
-    relative = values_ms / took_ms[own]
-    levels = _levels(given, frame, own)
-    found, ratios, said_ms = dict[str, dict[str, float]](), dict[str, tuple[float, float]](), np.empty(len(own))
+    """Return the weights of groups of the rows that have such parts, and their ratios (`Costs.ratios`)."""
+    values_ms = given.parts_ms.to_numpy(float)[having]
+    relative = values_ms / took_ms[having]
+    levels = _levels(given, frame, having)
+    found, ratios, said_ms = dict[str, dict[str, float]](), dict[str, tuple[float, float]](), np.empty(len(having))
 
     def narrow(name: str, rows: Places, wider: _Group | None, depth: int) -> None:
         mine = _learned(relative[rows[:: -(-len(rows) // MOST)]], wider)
@@ -244,7 +244,7 @@ def _by_parts(
                         narrow(own, of_own, mine, depth)
                 return
 
-    for name, rows in _rows_of(levels[0], np.arange(len(own))):
+    for name, rows in _rows_of(levels[0], np.arange(len(having))):
         if len(rows) >= FEWEST:
             narrow(name, rows, None, 1)
     return found, ratios
@@ -284,15 +284,14 @@ def _learned(relative: Floats, wider: _Group | None) -> _Group:
     the parts of others, not their times.
     """
     if wider is None:
-        found, borrowed = _Squares.of(relative), None
-        weights = found.weights()
+        borrowed, weights = None, _Squares.of(relative).weights()
     else:
         share = max(float(np.median(relative @ wider[1])), TINIEST)
-        found, borrowed, weights = wider[0], wider[0].with_targets_over(share), wider[1] / share
+        borrowed, weights = wider[0].with_targets_over(share), wider[1] / share
     for _ in range(ROUNDS):
-        found = _Squares.of(relative, _counts(relative @ weights))
-        weights = (found.with_some(borrowed) if borrowed else found).weights(weights)
-    return found, weights
+        mine = _Squares.of(relative, _counts(relative @ weights))
+        weights = (mine.with_some(borrowed) if borrowed else mine).weights(weights)
+    return mine, weights
 
 
 def _counts(ratios: Floats) -> Floats:
@@ -317,7 +316,7 @@ def relative_squares(parts_ms: Floats, target: Floats) -> Floats:
 def _levels(given: Features, frame: pd.DataFrame, rows: Places) -> list[splits.Labels]:
     """Return names of groups of some rows, each narrower than the one before."""
     arithmetics = splits.joined(frame.iloc[rows], ARITHMETIC)
-    found = [arithmetics + np.where(given.are_own[rows], "", USUAL).astype(object)]
+    found = [arithmetics + np.where(given.are_own[rows], "", BY_USUAL_TILE).astype(object)]
     engine, algorithm = (given.values[name].to_numpy(dtype=object) for name in ("engine", "algorithm"))
     coarse, fine = given.classes
     for labels in (each[rows] for each in (coarse, engine, fine, algorithm, frame["gpu_name"].to_numpy(dtype=object))):

@@ -23,7 +23,7 @@ from convscope.prediction.learners.process import Mask, Places, Process
 from convscope.prediction.learners.search import Search, Tries
 from convscope.prediction.shapes.sizes import Floats
 
-EVERY, BORROWED = "", 300
+EVERY, OF_ALL = "", 300
 """Name of the share of engines without rows, and rows of all engines that count as each one's own."""
 
 
@@ -130,18 +130,17 @@ def judged(
 def _shares(engines: splits.Labels, trees: Floats, smooth: Floats) -> dict[str, float]:
     """Return the share of the process that misses least, by what both miss.
 
-    Each engine has one by its own rows, as if `BORROWED` rows of all were its own too; an engine without rows has that
+    Each engine has one by its own rows, as if `OF_ALL` rows of all were its own too; an engine without rows has that
     of all.
     """
     known = np.isfinite(trees) & np.isfinite(smooth)
     if not known.any():
         return {EVERY: 0.0}
     engines, trees, smooth = (each[known] for each in (engines, trees, smooth))
-    tried = np.linspace(0, 1, 11)
-    missed = np.array([np.abs(both(np.full(len(trees), share), trees, smooth)) for share in tried])
+    missed = process.missed_by_shares(trees, smooth)
     of_all = missed.mean(axis=1)
-    of_each = {name: missed[:, engines == name].sum(axis=1) + BORROWED * of_all for name in sorted({*engines})}
-    return {name: float(tried[int(np.argmin(each))]) for name, each in {EVERY: of_all, **of_each}.items()}
+    of_each = {name: missed[:, engines == name].sum(axis=1) + OF_ALL * of_all for name in sorted({*engines})}
+    return {name: process.least(each) for name, each in {EVERY: of_all, **of_each}.items()}
 
 
 def of_rows(shares: Mapping[str, float], engines: splits.Labels) -> Floats:

@@ -1,6 +1,6 @@
 """Weights of features in the likeness of two samples: how much a standard deviation of each makes them unlike.
 
-Learned from the data of an H200, version 0.19.0 (`benchmarks/feature_weights.py`).
+Learned from the data of an H200, version 0.19.0, before all plans had parts (`benchmarks/feature_weights.py`).
 """
 
 from __future__ import annotations

@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from convscope.dataset.ranked_plans import CUBLASLT
 from convscope.prediction.shapes.parts import PADDED, SEVERAL, Labels, Tiled
 from convscope.prediction.shapes.sizes import Floats, Sizes
-from convscope.prediction.shapes.tiles import CUBLASLT, THREADED
+from convscope.prediction.shapes.tiles import THREADED
 
 LINE_CHANNELS, LEAST_PIXELS = 64, 26
 """Channels whose pixels in 16 bits begin at whole lines of memory, and pixels of an image from which that makes threads
@@ -28,6 +29,9 @@ def classes(
     sizes: Sizes, tiled: Tiled, engines: npt.NDArray[np.int64], is_direct: Mask, is_last: Mask
 ) -> tuple[Labels, Labels]:
     """Return the two classes of each row.
+
+    Instead of the kinds of groups stand groups that a plan transposes one after another, and sums whose slices are
+    added up in several buffers.
 
     Args:
         engines: of plans, -1 for what is none.

@@ -67,7 +67,7 @@ class Tiled:
         is_packed: rows with groups by a plan that packs them, and how many are packed `together`.
         is_transposed: rows with groups in 16 bits by a plan that transposes each by itself.
         slices, buffers: of a sum, and that they are added up in (`Tile`).
-        is_known: rows by a plan that says its tile.
+        is_known: rows whose name or engine says the tile.
     """
 
     tiles: Floats
@@ -132,7 +132,7 @@ class Tiled:
 
 
 def parts_ms(sizes: Sizes, tiled: Tiled, rates: Rates) -> Parts:
-    """Return the parts of each row by their names, none below 0; of the usual tile where the plan says none."""
+    """Return the parts of each row by their names, none below 0; of a usual tile where nothing says it."""
     return {
         "call": np.ones(len(sizes.pixels)),
         **_bytes(sizes, tiled, rates),

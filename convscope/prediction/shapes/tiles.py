@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from convscope.cudnn.graph.plan import Plan
+from convscope.dataset.ranked_plans import CUBLASLT
 from convscope.errors import InputError
 
 TILE_SIZE, K_BLOCK, TILE_K, BUFFERS, SLICES, CLUSTER_PIXELS, CLUSTER_FILTERS = 2, 5, 13, 12, 17, 27, 28
@@ -28,13 +29,14 @@ TERMS_OF: Mapping[int, int] = {70: 8}
 TILED = frozenset({22, 23, 27, 35, 38, 41, 45, 46, 47, 48, 62, 67, 70})
 """Engines whose tile the knob says."""
 DIRECT = "direct"
+"""The algorithm of `kernels.direct`."""
 PLAN = re.compile(r"plan(?:\+\w+)?:(.*)")
 TRANSPOSING = frozenset({46})
 """Engines that transpose each group's tensors by themselves in 16 bits, which takes most of the time."""
 PACKING = frozenset({22, 62, 67})
 """Engines that compute narrow groups together, each as wide as a power of two."""
-THREADED, CUBLASLT = 0, 58
-"""Engines: one whose threads each compute an output (`shapes.rounds`), and cuBLASLt, which chooses its tile itself."""
+THREADED, FIXED = 0, 71
+"""Engines: one whose threads each compute an output (`shapes.rounds`), and one whose kernels all have one tile."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Tile:
         cluster_pixels, cluster_filters: blocks of a cluster along each side: whole clusters are launched.
         packs: narrow groups are computed together.
         transposes: groups are transposed one after another in 16 bits.
-        is_known: the name says it.
+        is_known: its name or its engine says it, though of `FIXED` not the terms in tf32.
         slices: that the terms of a sum are split into, each by a block of its own.
         buffers: that slices are added up in; 0 where the name says none.
         fits: no tile has more filters than the power of two that holds a group's, of 32 at least.
@@ -72,9 +74,10 @@ USUAL = Tile(128, 64, 32)
 """Tile that stands for that of an algorithm which does not say it."""
 OF_DIRECT = Tile(64, 64, 16, fits=True)
 """One of those that `direct` is timed with (`kernels.direct`)."""
-OF_ENGINE: Mapping[int, Tile] = {71: Tile(128, 128, 32, is_known=True), CUBLASLT: Tile(64, 64, 32, by_image=True)}
-"""Tiles of engines that no knob says: the one in the names of all kernels of engine 71, whose steps have 16 terms in
-tf32, and the one that cuBLASLt takes most often."""
+OF_ENGINE: Mapping[int, Tile] = {FIXED: Tile(128, 128, 32, is_known=True), CUBLASLT: Tile(64, 64, 32, by_image=True)}
+"""Tiles of engines that no knob says: of `FIXED` the one in the names of all its kernels, whose steps have 16 terms in
+tf32, not 32; of cuBLASLt, which chooses its tile itself, the one that it takes most often in tf32 (64 × 16 in 16
+bits)."""
 
 
 def tile_of(algorithm: str) -> Tile:

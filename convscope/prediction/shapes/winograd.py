@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from convscope.prediction.shapes.parts import Labels, Parts, Rates
-from convscope.prediction.shapes.sizes import Floats, Sizes
+from convscope.prediction.shapes.sizes import WINOGRAD, Floats, Sizes
 
 NONFUSED = "winograd nonfused"
 ALGORITHMS = ("winograd", NONFUSED)
 IMAGES = 16
 """Images that are computed together by `NONFUSED`."""
-SMALL, LARGE, LARGEST = 2, 4, 9
+(SMALL, LARGE), LARGEST = WINOGRAD, 9
 """Sides of tiles of outputs; the last of `NONFUSED` with a kernel of 5 × 5."""
 BLOCK = 32
 """Tiles and filters of a block of the product."""
