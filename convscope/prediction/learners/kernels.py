@@ -97,11 +97,12 @@ class Fit:
         """
         self._likeness, self._points, self._labels = likeness, points, labels
         self._ran, self._mean = _ran(labels), float(wanted.mean())
-        alike = likeness * (1 + ALIKE_KERNEL * (labels[:, None] == labels))
+        alike = likeness.copy()
+        np.multiply(alike, 1 + ALIKE_KERNEL, out=alike, where=labels[:, None] == labels)
         alike[np.diag_indices(len(alike))] += noise
         self._inverse = inverse(alike)
         self._weights = self._inverse @ (wanted - self._mean)
-        self._trees_without = dict[bytes, Forest]()
+        self._without = dict[bytes, tuple[Floats, Forest]]()
 
     def without(self, gone: Places, asked: tuple[Floats, Floats] | None = None) -> Floats:
         """Return the estimates of points that are left out, by the others alone.
@@ -111,19 +112,20 @@ class Fit:
             asked: of other rows, whose estimates are returned instead, the likeness to each point, and the features.
         """
         likeness, features = (self._likeness[gone], self._points[gone]) if asked is None else asked
-        left = np.setdiff1d(np.arange(len(self._labels)), gone)
-        if not len(left):
+        if len(gone) == len(self._labels):
             return np.full(len(features), self._mean)
-        alone = np.linalg.solve(self._inverse[np.ix_(gone, gone)], self._weights[gone])
-        weights = self._weights[left] - self._inverse[np.ix_(left, gone)] @ alone
-        trees = self._fitted_without(gone, left)
-        return _by_votes(likeness[:, left], self._ran[left], weights, self._mean, trees, features)
+        weights, trees = self._fitted_without(gone)
+        return _by_votes(likeness, self._ran, weights, self._mean, trees, features)
 
-    def _fitted_without(self, gone: Places, left: Places) -> Forest:
-        """Return the trees of the points that are left; they take long, and the same are asked for again."""
-        if (key := gone.tobytes()) not in self._trees_without:
-            self._trees_without[key] = Forest.fit(self._points[left], self._labels[left])
-        return self._trees_without[key]
+    def _fitted_without(self, gone: Places) -> tuple[Floats, Forest]:
+        """Return the weights, 0 of what is gone, and the trees; they take long, and the same are asked for again."""
+        if (key := gone.tobytes()) not in self._without:
+            left = np.setdiff1d(np.arange(len(self._labels)), gone)
+            alone = np.linalg.solve(self._inverse[np.ix_(gone, gone)], self._weights[gone])
+            weights = np.zeros(len(self._labels))
+            weights[left] = self._weights[left] - self._inverse[np.ix_(left, gone)] @ alone
+            self._without[key] = weights, Forest.fit(self._points[left], self._labels[left])
+        return self._without[key]
 
     def fitted(self, share: float) -> ByKernel:
         """Return what a predictor keeps."""

@@ -51,6 +51,8 @@ SHARES = np.linspace(0, 1, 11)
 """Shares of the other of two estimates that are tried."""
 AT_ONCE = 2
 """Groups that are fitted at the same time at most: one of 8,000 samples needs 2.5 GB of memory."""
+ROWS = 1_000
+"""Rows that are compared with points at once: how alike these are is computed in several steps, each as large."""
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 """Numbers of rows."""
@@ -97,14 +99,16 @@ class Process:
         return found
 
     def _by_group(self, given: Features, frame: pd.DataFrame) -> Iterator[tuple[str, Places, _Places, Places, _Places]]:
-        """Yield for each group that is asked for its name, its rows and their places, its points and their places."""
+        """Yield for each group its name, some of its rows at a time and their places, its points and their places."""
         if not self.means:  # no group had enough
             return
         asked, (places, of_points) = _Places.of(given, self.center, self.spread), self._places
         mine = self._groups(given, frame)
         for name in sorted({*mine} & {*self.means}):
-            rows, points = np.flatnonzero(mine == name), np.flatnonzero(of_points == name)
-            yield name, rows, asked.rows(rows), points, places.rows(points)
+            points = np.flatnonzero(of_points == name)
+            near = places.rows(points)
+            for rows in _some(np.flatnonzero(mine == name)):
+                yield name, rows, asked.rows(rows), points, near
 
     def _groups(self, given: Features, frame: pd.DataFrame) -> splits.Labels:
         arithmetics, engines = splits.joined(frame, ARITHMETIC), _engines(given, frame)
@@ -143,8 +147,8 @@ class _Places:
         """Return the distance of each of these to the nearest of the others; infinite if there are none."""
         if not len(self.scaled) or not len(other.scaled):
             return np.full(len(self.scaled), np.inf)
-        found: Floats = cdist(self.scaled, other.scaled).min(axis=1)
-        return found
+        found = [cdist(self.scaled[rows], other.scaled).min(axis=1) for rows in _some(np.arange(len(self.scaled)))]
+        return np.concatenate(found)
 
     def among(self, kept: Places) -> Floats:
         """Return how alike some of these are to each other."""
@@ -153,6 +157,12 @@ class _Places:
 
     def likeness(self, other: _Places) -> Floats:
         """Return how alike each of these is to each of the others."""
+        found = np.empty((len(self.scaled), len(other.scaled)))
+        for rows in _some(np.arange(len(self.scaled))):
+            found[rows] = self.rows(rows)._likeness(other)
+        return found
+
+    def _likeness(self, other: _Places) -> Floats:
         squares = (self.scaled**2).sum(axis=1)[:, None] + (other.scaled**2).sum(axis=1)
         squares -= 2 * self.scaled @ other.scaled.T
         far = np.sqrt(np.maximum(squares, 0, out=squares), out=squares)
@@ -167,6 +177,12 @@ class _Places:
             for name in {*one} & {*of_other}:
                 found[np.ix_(one == name, of_other == name)] *= factor
         return found
+
+
+def _some(rows: Places) -> Iterator[Places]:
+    """Yield rows, `ROWS` at a time."""
+    for first in range(0, len(rows), ROWS):
+        yield rows[first : first + ROWS]
 
 
 @dataclass(frozen=True)
@@ -319,13 +335,16 @@ class _OfOne:
             found[points] += self.share * (self._wanted[points] - self.by_kernel.without(gone) - alone)
         if len(others):
             left = np.setdiff1d(np.arange(len(self._points)), gone)
-            weights = self.weights[left] - self._inverse[np.ix_(left, gone)] @ alone
-            asked = self._places.rows(others)
-            likeness = asked.likeness(self._places.rows(self._points))
-            estimates = self.mean + likeness[:, left] @ weights
-            if self.by_kernel is not None:
-                estimates += self.share * (self.by_kernel.without(gone, (likeness, asked.scaled)) - estimates)
-            found[others] = self._wanted[others] - estimates
+            weights = np.zeros(len(self._points))
+            weights[left] = self.weights[left] - self._inverse[np.ix_(left, gone)] @ alone
+            near = self._places.rows(self._points)
+            for rows in _some(others):
+                asked = self._places.rows(rows)
+                likeness = asked.likeness(near)
+                estimates = self.mean + likeness @ weights
+                if self.by_kernel is not None:
+                    estimates += self.share * (self.by_kernel.without(gone, (likeness, asked.scaled)) - estimates)
+                found[rows] = self._wanted[rows] - estimates
         known = judged & np.isfinite(found)
         rests[known] = found[known]
 
