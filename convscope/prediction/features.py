@@ -157,7 +157,8 @@ def _parts(
         **rounds.parts_ms(shape, is_threaded, rates),
     }  # fmt: skip
     are_own = tiled.is_known | transforms.are_used | winograd.are_used(shape, algorithms) | is_threaded
-    return pd.DataFrame(of_call), are_own | is_direct | (engines >= 0), are_own, (coarse, fine)
+    has_parts = are_own | is_direct | (engines >= 0) & (engines != tiles.FOURIER)
+    return pd.DataFrame(of_call), has_parts, are_own, (coarse, fine)
 
 
 def engine(algorithm: str) -> str:

@@ -208,17 +208,26 @@ def test_channels_that_are_no_multiple_of_eight_are_moved_once_more():
 
 
 def test_rows_whose_time_goes_by_parts_and_by_those_of_their_own_kernels_are_told_apart():
-    names = ("torch", "fft", "plan:62:k2=5,k13=1", "plan:28:k2=4", "plan:71", "plan:0", "direct")
+    names = ("torch", "fft", "plan:62:k2=5,k13=1", "plan:28:k2=4", "plan:71", "plan:0", "direct", "plan:3")
     found = features(frame(*(dataclasses.replace(ROW, algorithm=name) for name in names)), {})
-    assert found.has_parts.tolist() == [False, True, True, True, True, True, True]
-    assert found.are_own.tolist() == [False, True, True, False, True, True, False]
+    assert found.has_parts.tolist() == [False, True, True, True, True, True, True, False]
+    assert found.are_own.tolist() == [False, True, True, False, True, True, False, False]
     one = found.rows(np.array([3]))
     assert (one.has_parts.tolist(), one.are_own.tolist()) == ([True], [False])
 
 
 @pytest.mark.parametrize(
     "name",
-    ["torch", "plan:62:k2=5,k13=1,k27=8,k28=1", "plan+packed:45:k2=5,k5=4", "direct", "plan:0", "plan:58", "plan:71"],
+    [
+        "torch",
+        "plan:62:k2=5,k13=1,k27=8,k28=1",
+        "plan+packed:45:k2=5,k5=4",
+        "direct",
+        "plan:0",
+        "plan:1",
+        "plan:58",
+        "plan:71",
+    ],
 )
 def test_no_part_is_below_0_or_without_end(name: str):
     parts = parts_of(name).to_numpy(float)

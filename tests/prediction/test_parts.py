@@ -1,9 +1,10 @@
-"""Parts and classes of calls whose kernels split sums, transform tiles, have a thread for each output, pad channels or
-pack groups, of `direct` and of cuBLASLt: by hand, and beside what was measured."""
+"""Parts and classes of calls whose kernels split sums, transform tiles, have a thread for each output, compute borders
+apart, pad channels or pack groups, of `direct` and of cuBLASLt: by hand, and beside what was measured."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pandas as pd
@@ -228,6 +229,41 @@ def test_tiles_of_direct_are_no_wider_than_those_of_a_group(groups: int, filters
     steps = np.ceil(9 * 64 / groups / 16)
     tiles_ms = np.ceil(6272 / 64) * columns * steps * products_ms(64 * filters * 16)
     assert parts_of("direct", groups=groups)["tiles"] == pytest.approx(tiles_ms)
+
+
+def test_steps_of_engine_71_are_of_as_many_bytes_in_each_type():
+    changes = {"layout": "nhwc", "in_channels": 64}
+    steps = [parts_of("plan:71", dtype=dtype, **changes)["steps"] for dtype in ("float16", "float32")]
+    assert steps == [9 * 64 / 32, 9 * 64 / 16]
+
+
+@pytest.mark.parametrize(
+    ("changes", "borders"),
+    [
+        ({}, 4), ({"padding": "0x0"}, 0), ({"padding": "1x0"}, 2), ({"padding": "0x1"}, 2),
+        ({"stride": "2x2"}, 2), ({"stride": "2x2", "in_height_px": 27}, 3), ({"stride": "2x1"}, 3),
+        ({"dilation": "2x2", "padding": "2x2"}, 4), ({"groups": 4}, 4),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_borders_that_padding_reaches_have_parts_by_engine_1(changes: dict[str, object], borders: int):
+    groups = changes.get("groups", 1)
+    parts, others = parts_of("plan:1", **changes), parts_of("plan:28:k2=4,k3=0", **changes)
+    assert parts["borders"] == borders * groups
+    assert parts["terms at borders"] == (9 * 64 if borders else 0)
+    assert (others["borders"], others["terms at borders"]) == (0, 0)
+
+
+@pytest.mark.parametrize("card", ["h100", "h200"])
+def test_engine_1_launches_a_kernel_for_each_border_of_each_group(card: str):
+    every = pd.read_parquet(ROOT / "data" / card / "samples.parquet")
+    every = every[(every["status"] == "ok") & every["algorithm"].str.match("plan:1(:|$)")].reset_index(drop=True)
+    launched = [
+        sum(count for name, count in json.loads(kernels).items() if "implicit_convolve_sgemm" in name)
+        for kernels in every["kernels"]
+    ]
+    assert {0, 1, 2, 3, 4} <= {*launched}
+    assert features(every, {}).parts_ms["borders"].tolist() == launched
 
 
 @pytest.mark.parametrize(

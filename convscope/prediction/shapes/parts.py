@@ -68,6 +68,7 @@ class Tiled:
         is_transposed: rows with groups in 16 bits by a plan that transposes each by itself.
         slices, buffers: of a sum, and that they are added up in (`Tile`).
         is_known: rows whose name or engine says the tile.
+        borders: rows whose outputs at borders are computed by kernels of their own.
     """
 
     tiles: Floats
@@ -86,14 +87,16 @@ class Tiled:
     slices: Floats
     buffers: Floats
     is_known: npt.NDArray[np.bool_]
+    borders: npt.NDArray[np.bool_]
 
     @classmethod
     def of(cls, sizes: Sizes, tiles: list[Tile], element_bytes: Floats, is_last: npt.NDArray[np.bool_]) -> Tiled:
         """Return it for rows of these sizes by algorithms of these tiles; `is_last`: channels lie last (NHWC)."""
-        names = ("pixels", "filters", "terms", "cluster_pixels", "cluster_filters", "slices", "buffers")
-        high, wide, terms, along, across, slices, buffers = (
+        names = ("pixels", "filters", "terms", "step_bytes", "cluster_pixels", "cluster_filters", "slices", "buffers")
+        high, wide, terms, step_bytes, along, across, slices, buffers = (
             np.array([getattr(tile, name) for tile in tiles], float) for name in names
         )
+        terms = np.where(step_bytes > 0, step_bytes / element_bytes, terms)
         packed = np.array([tile.packs for tile in tiles]) & (sizes.groups > 1)
         channels, filters = sizes.channels / sizes.groups, sizes.filters / sizes.groups
         whole = np.maximum(2.0 ** np.ceil(np.log2(filters)), NARROWEST_TILE)
@@ -115,6 +118,7 @@ class Tiled:
             together=together,
             is_transposed=np.array([tile.transposes for tile in tiles]) & (sizes.groups > 1) & (element_bytes == 2),
             slices=slices, buffers=buffers, is_known=np.array([tile.is_known for tile in tiles]),
+            borders=np.array([tile.borders for tile in tiles]),
         )  # fmt: skip
 
     def features(self, sizes: Sizes, multiprocessors: Floats) -> Parts:
@@ -201,7 +205,7 @@ def _slices(tiled: Tiled, rates: Rates) -> Parts:
 
 
 def _groups(sizes: Sizes, tiled: Tiled, rates: Rates) -> Parts:
-    """Return the parts of groups: launched one after another, or padded to powers of two."""
+    """Return the parts of groups: launched one after another, or padded to powers of two; and of borders of images."""
     is_grouped = sizes.groups > 1
     step_ms = _step_ms(tiled, rates)
     tiles = np.ceil(sizes.pixels / tiled.pixels) * np.ceil(sizes.filters / sizes.groups / tiled.filters)
@@ -218,6 +222,8 @@ def _groups(sizes: Sizes, tiled: Tiled, rates: Rates) -> Parts:
         for name, elements, more in zip(("input", "output"), moved, wider, strict=True)
     }
     return {
+        "borders": np.where(tiled.borders, sizes.borders * sizes.groups, 0.0),
+        "terms at borders": np.where(tiled.borders & (sizes.borders > 0), sizes.groups * sizes.terms, 0.0),
         **{name: np.where(is_grouped, value, 0.0) for name, value in one_by_one.items()},
         **{name: np.where(tiled.is_packed, value, 0.0) for name, value in packed.items()},
     }

@@ -35,6 +35,7 @@ class Sizes:
         out: height and width of the output.
         terms: of a sum, for one output.
         pixels: of all images' outputs.
+        borders: of an image that padding reaches, 0 to 4.
         inputs: elements of the input.
         elements: of the input that a filter touches, of the filters that touch it, and of the output.
     """
@@ -54,6 +55,13 @@ class Sizes:
         ]
         if min(each.min() for each in self.out) < 1:
             raise InputError("a sample has no output: its kernel is larger than its padded input")
+        padding = sizes["padding"].T
+        self.borders = sum(
+            (pad > 0) * 1.0 + ((outputs - 1) * step + dil * (kernel - 1) + 1 > extent + pad)
+            for outputs, extent, pad, dil, kernel, step in zip(
+                self.out, extents, padding, self.dilation.T, self.kernel.T, self.stride.T, strict=True
+            )
+        )
         self.terms = self.channels / self.groups * self.kernel.prod(axis=1)
         self.pixels = self.batch * self.out[0] * self.out[1]
         self.flops = 2 * self.pixels * self.filters * self.terms

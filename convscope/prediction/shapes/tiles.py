@@ -35,8 +35,9 @@ TRANSPOSING = frozenset({46})
 """Engines that transpose each group's tensors by themselves in 16 bits, which takes most of the time."""
 PACKING = frozenset({22, 62, 67})
 """Engines that compute narrow groups together, each as wide as a power of two."""
-THREADED, FIXED = 0, 71
-"""Engines: one whose threads each compute an output (`shapes.rounds`), and one whose kernels all have one tile."""
+THREADED, BORDERING, FOURIER, FIXED = 0, 1, 3, 71
+"""Engines: one whose threads each compute an output (`shapes.rounds`), one that computes outputs at each border of an
+image by a kernel of its own, one by Fourier transforms of several kinds, and one whose kernels all have one tile."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,13 @@ class Tile:
         cluster_pixels, cluster_filters: blocks of a cluster along each side: whole clusters are launched.
         packs: narrow groups are computed together.
         transposes: groups are transposed one after another in 16 bits.
-        is_known: its name or its engine says it, though of `FIXED` not the terms in tf32.
+        is_known: its name or its engine says it.
         slices: that the terms of a sum are split into, each by a block of its own.
         buffers: that slices are added up in; 0 where the name says none.
         fits: no tile has more filters than the power of two that holds a group's, of 32 at least.
         by_image: in NCHW a tile has pixels of one image alone.
+        step_bytes: of the terms of a step, where these are the same for all types; 0: `terms` are.
+        borders: outputs that padding reaches are computed by kernels of their own, one for each border and group.
     """
 
     pixels: int
@@ -68,16 +71,21 @@ class Tile:
     buffers: int = 0
     fits: bool = False
     by_image: bool = False
+    step_bytes: int = 0
+    borders: bool = False
 
 
 USUAL = Tile(128, 64, 32)
 """Tile that stands for that of an algorithm which does not say it."""
 OF_DIRECT = Tile(64, 64, 16, fits=True)
 """One of those that `direct` is timed with (`kernels.direct`)."""
-OF_ENGINE: Mapping[int, Tile] = {FIXED: Tile(128, 128, 32, is_known=True), CUBLASLT: Tile(64, 64, 32, by_image=True)}
-"""Tiles of engines that no knob says: of `FIXED` the one in the names of all its kernels, whose steps have 16 terms in
-tf32, not 32; of cuBLASLt, which chooses its tile itself, the one that it takes most often in tf32 (64 × 16 in 16
-bits)."""
+OF_ENGINE: Mapping[int, Tile] = {
+    BORDERING: Tile(USUAL.pixels, USUAL.filters, USUAL.terms, borders=True),
+    CUBLASLT: Tile(64, 64, 32, by_image=True),
+    FIXED: Tile(128, 128, 32, step_bytes=64, is_known=True),
+}
+"""Tiles of engines that no knob says: of `FIXED` the one in the names of all its kernels; of cuBLASLt, which chooses
+its tile itself, the one that it takes most often in tf32 (64 × 16 in 16 bits)."""
 
 
 def tile_of(algorithm: str) -> Tile:
