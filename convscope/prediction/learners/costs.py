@@ -228,7 +228,12 @@ def _by_parts(
     levels = _levels(given, frame, having)
     found, ratios, said_ms = dict[str, dict[str, float]](), dict[str, tuple[float, float]](), np.empty(len(having))
 
-    def narrow(name: str, rows: Places, wider: _Group | None, depth: int) -> None:
+    waiting: list[tuple[str, Places, _Group | None, int]]
+    waiting = [(name, rows, None, 1) for name, rows in _rows_of(levels[0], np.arange(len(having)))]
+    while waiting:  # a function that calls itself would keep all of this until the next collection of garbage
+        name, rows, wider, depth = waiting.pop()
+        if len(rows) < FEWEST:
+            continue
         mine = _learned(relative[rows[:: -(-len(rows) // MOST)]], wider)
         found[name] = _named(given.parts_ms, mine[1])
         own_ms = np.maximum(values_ms[rows] @ mine[1], SHORTEST_MS)
@@ -236,17 +241,11 @@ def _by_parts(
             apart = own_ms / said_ms[rows]
             ratios[name] = float(apart.min()), float(apart.max())
         said_ms[rows] = own_ms
-        while depth < len(levels):
-            inner, depth = [*_rows_of(levels[depth], rows)], depth + 1
+        for level in range(depth, len(levels)):
+            inner = [*_rows_of(levels[level], rows)]
             if len(inner) > 1:  # else they are the same rows by a longer name
-                for own, of_own in inner:
-                    if len(of_own) >= FEWEST:
-                        narrow(own, of_own, mine, depth)
-                return
-
-    for name, rows in _rows_of(levels[0], np.arange(len(having))):
-        if len(rows) >= FEWEST:
-            narrow(name, rows, None, 1)
+                waiting += [(own, of_own, mine, level + 1) for own, of_own in inner]
+                break
     return found, ratios
 
 
