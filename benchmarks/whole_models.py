@@ -4,15 +4,19 @@
 python benchmarks/whole_models.py data/h100 [--processes 2]     an hour on one core
 python benchmarks/whole_models.py data/h200 data/h100           both learned together, a kind held back of both
 python benchmarks/whole_models.py data/h100 --kinds vgg resnext
+python benchmarks/whole_models.py data/h100 --keep FOLDER       what was judged is kept there, and not judged again
+python benchmarks/whole_models.py data/h100 --device cuda       large matrices inverted by a GPU
 
 As `predict evaluate FOLDER/samples.parquet --split family` judges them, which prints sums by kind alone. The last two
-tables are of the single layers, by card and kind.
+tables are of the single layers, by card and kind. What is kept says the samples and the predictors' version by its
+name: of others it is judged anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +29,11 @@ from convscope.dataset import calls, samples, splits
 from convscope.dataset.calls import CallRow
 from convscope.dataset.splits import Split
 from convscope.prediction import held_out, predictor
+from convscope.prediction.document import VERSION
 from convscope.prediction.evaluation import LEVEL, outcomes
+from convscope.prediction.learners import kernels, matrices, process
 from convscope.prediction.processes import starmap
+from convscope.prediction.shapes.sizes import Floats
 
 PARTS = ("gpu_name", "kind", "algorithm", "arithmetic", "batch_size")
 TABLES = (
@@ -37,6 +44,7 @@ TABLES = (
     ["gpu_name", "batch_size"],
 )
 LEAST = 8  # sums or layers of a part that is shown
+LARGE = 1_000  # rows of a matrix that a GPU inverts
 
 
 def read(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[CallRow]]:
@@ -66,6 +74,39 @@ def missed(frame: pd.DataFrame, known: list[CallRow], split: Split) -> tuple[pd.
     return each[[*PARTS]].first().assign(error=found["middle"] / truth - 1, covered=covered), layers
 
 
+def judged(
+    frame: pd.DataFrame, known: list[CallRow], keep: Path | None, device: str, split: Split
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return what `missed` does, from the folder where it was kept before."""
+    if device == "cuda":
+        invert_by_gpu()
+    if keep is None:
+        return missed(frame, known, split)
+    of_all = keep / f"{split.name.removeprefix('family ')}-version-{VERSION}-{predictor.digest(frame)}"
+    sums, layers = (of_all.with_name(f"{of_all.name}-{what}.parquet") for what in ("sums", "layers"))
+    if not (sums.exists() and layers.exists()):
+        for path, found in zip((sums, layers), missed(frame, known, split), strict=True):
+            found.to_parquet(part := path.with_suffix(".part"))
+            os.replace(part, path)
+    return pd.read_parquet(sums), pd.read_parquet(layers)
+
+
+def invert_by_gpu() -> None:
+    """Have large matrices inverted by a GPU in this process, in double precision too."""
+    import torch
+
+    torch.linalg.cholesky(torch.eye(2, device="cuda"))  # threads must not be the first to ask for it
+
+    def inverse(likeness: Floats) -> Floats:
+        if len(likeness) < LARGE:
+            return matrices.inverse(likeness)
+        found: Floats = torch.cholesky_inverse(torch.linalg.cholesky(torch.from_numpy(likeness).cuda())).cpu().numpy()
+        return found
+
+    for module in (process, kernels):
+        vars(module)["inverse"] = inverse
+
+
 def table(found: pd.DataFrame, by: list[str], what: str) -> pd.DataFrame:
     """Return the errors of sums or layers by the values of columns, the most accurate first."""
     parts = found.assign(pct=100 * found["error"].abs(), signed=100 * found["error"]).groupby(by)
@@ -84,13 +125,18 @@ def main() -> int:
     options.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     options.add_argument("--kinds", nargs="+", metavar="KIND", help="held back one after another; default all")
     options.add_argument("--processes", type=int, default=1)
+    options.add_argument("--keep", type=Path, metavar="FOLDER", help="for what was judged, which is read from there")
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="that inverts large matrices")
     asked = options.parse_args()
+    if asked.keep:
+        asked.keep.mkdir(parents=True, exist_ok=True)
     frame, known = read(asked.folders)
     by_kind = {each.name.removeprefix("family "): each for each in splits.splits(frame, "family", known)}
     if unknown := {*(asked.kinds or [])} - by_kind.keys():
         options.error(f"argument --kinds: no such kind: {', '.join(sorted(unknown))}; there are {', '.join(by_kind)}")
     work = [(by_kind[kind],) for kind in asked.kinds or by_kind]
-    found = [*starmap(functools.partial(missed, frame, known), work, asked.processes)]
+    of_split = functools.partial(judged, frame, known, asked.keep, asked.device)
+    found = [*starmap(of_split, work, asked.processes)]
     sums, layers = (pd.concat(each) for each in zip(*found, strict=True))
     for by in TABLES:
         print(table(sums, by, "sums").to_string(), end="\n\n")

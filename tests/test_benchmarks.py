@@ -13,6 +13,7 @@ from fakes import ROOT
 from fakes.drawn_samples import CARDS, drawn, frame_of
 
 from convscope.dataset import splits
+from convscope.dataset.splits import Split
 from convscope.prediction.features import features
 
 
@@ -81,6 +82,28 @@ def test_the_tables_of_3d_convolutions_of_one_layout_have_that_alone(
     means, *layers = tables([tmp_path / "here/c3d", tmp_path / "there/c3d"], [], monkeypatch, capsys)
     assert means.count("| c3d | - | - | ") == 2
     assert [("NCDHW" in table, table.count("\n")) for table in layers] == [(False, 8), (False, 8)]
+
+
+def test_kinds_that_were_judged_are_read_from_where_they_were_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    judged = runpy.run_path(str(ROOT / "benchmarks/whole_models.py"))["judged"]
+    frame, asked = frame_of(drawn(20, tuple(CARDS))), list[str]()
+    none, every = np.zeros(len(frame), bool), np.ones(len(frame), bool)
+    sums = pd.DataFrame({"kind": ["vgg"], "error": [0.25]}, index=pd.Index(["a pass"], name="key"))
+
+    def missed(_: pd.DataFrame, __: list[object], split: Split) -> tuple[pd.DataFrame, pd.DataFrame]:
+        asked.append(split.name)
+        return sums, sums.assign(covered=True)
+
+    monkeypatch.setitem(judged.__globals__, "missed", missed)
+    vgg, resnet = (Split(f"family {kind}", none, every) for kind in ("vgg", "resnet"))
+    for each in (vgg, resnet, vgg):
+        found, layers = judged(frame, [], tmp_path, "cpu", each)
+        pd.testing.assert_frame_equal(found, sums)
+        pd.testing.assert_frame_equal(layers, sums.assign(covered=True))
+    assert asked == ["family vgg", "family resnet"]
+    judged(frame.iloc[:19], [], tmp_path, "cpu", vgg)
+    assert asked == ["family vgg", "family resnet", "family vgg"]
+    assert not [*tmp_path.glob("*.part")]
 
 
 def test_weights_of_features_are_learned_from_what_smooth_costs_leave_over():
