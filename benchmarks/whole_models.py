@@ -5,7 +5,6 @@ python benchmarks/whole_models.py data/h100 [--processes 2]     an hour on one c
 python benchmarks/whole_models.py data/h200 data/h100           both learned together, a kind held back of both
 python benchmarks/whole_models.py data/h100 --kinds vgg resnext
 python benchmarks/whole_models.py data/h100 --keep FOLDER       what was judged is kept there, and not judged again
-python benchmarks/whole_models.py data/h100 --device cuda       large matrices inverted by a GPU
 
 As `predict evaluate FOLDER/samples.parquet --split family` judges them, which prints sums by kind alone. The last two
 tables are of the single layers, by card and kind. What is kept says the samples and the predictors' version by its
@@ -31,9 +30,7 @@ from convscope.dataset.splits import Split
 from convscope.prediction import held_out, predictor
 from convscope.prediction.document import VERSION
 from convscope.prediction.evaluation import LEVEL, outcomes
-from convscope.prediction.learners import kernels, matrices, process
 from convscope.prediction.processes import starmap
-from convscope.prediction.shapes.sizes import Floats
 
 PARTS = ("gpu_name", "kind", "algorithm", "arithmetic", "batch_size")
 TABLES = (
@@ -44,7 +41,6 @@ TABLES = (
     ["gpu_name", "batch_size"],
 )
 LEAST = 8  # sums or layers of a part that is shown
-LARGE = 1_000  # rows of a matrix that a GPU inverts
 
 
 def read(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[CallRow]]:
@@ -75,11 +71,9 @@ def missed(frame: pd.DataFrame, known: list[CallRow], split: Split) -> tuple[pd.
 
 
 def judged(
-    frame: pd.DataFrame, known: list[CallRow], keep: Path | None, device: str, split: Split
+    frame: pd.DataFrame, known: list[CallRow], keep: Path | None, split: Split
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return what `missed` does, from the folder where it was kept before."""
-    if device == "cuda":
-        invert_by_gpu()
     if keep is None:
         return missed(frame, known, split)
     of_all = keep / f"{split.name.removeprefix('family ')}-version-{VERSION}-{predictor.digest(frame)}"
@@ -89,22 +83,6 @@ def judged(
             found.to_parquet(part := path.with_suffix(".part"))
             os.replace(part, path)
     return pd.read_parquet(sums), pd.read_parquet(layers)
-
-
-def invert_by_gpu() -> None:
-    """Have large matrices inverted by a GPU in this process, in double precision too."""
-    import torch
-
-    torch.linalg.cholesky(torch.eye(2, device="cuda"))  # threads must not be the first to ask for it
-
-    def inverse(likeness: Floats) -> Floats:
-        if len(likeness) < LARGE:
-            return matrices.inverse(likeness)
-        found: Floats = torch.cholesky_inverse(torch.linalg.cholesky(torch.from_numpy(likeness).cuda())).cpu().numpy()
-        return found
-
-    for module in (process, kernels):
-        vars(module)["inverse"] = inverse
 
 
 def table(found: pd.DataFrame, by: list[str], what: str) -> pd.DataFrame:
@@ -126,7 +104,6 @@ def main() -> int:
     options.add_argument("--kinds", nargs="+", metavar="KIND", help="held back one after another; default all")
     options.add_argument("--processes", type=int, default=1)
     options.add_argument("--keep", type=Path, metavar="FOLDER", help="for what was judged, which is read from there")
-    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="that inverts large matrices")
     asked = options.parse_args()
     if asked.keep:
         asked.keep.mkdir(parents=True, exist_ok=True)
@@ -135,7 +112,7 @@ def main() -> int:
     if unknown := {*(asked.kinds or [])} - by_kind.keys():
         options.error(f"argument --kinds: no such kind: {', '.join(sorted(unknown))}; there are {', '.join(by_kind)}")
     work = [(by_kind[kind],) for kind in asked.kinds or by_kind]
-    of_split = functools.partial(judged, frame, known, asked.keep, asked.device)
+    of_split = functools.partial(judged, frame, known, asked.keep)
     found = [*starmap(of_split, work, asked.processes)]
     sums, layers = (pd.concat(each) for each in zip(*found, strict=True))
     for by in TABLES:

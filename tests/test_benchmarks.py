@@ -97,11 +97,11 @@ def test_kinds_that_were_judged_are_read_from_where_they_were_kept(tmp_path: Pat
     monkeypatch.setitem(judged.__globals__, "missed", missed)
     vgg, resnet = (Split(f"family {kind}", none, every) for kind in ("vgg", "resnet"))
     for each in (vgg, resnet, vgg):
-        found, layers = judged(frame, [], tmp_path, "cpu", each)
+        found, layers = judged(frame, [], tmp_path, each)
         pd.testing.assert_frame_equal(found, sums)
         pd.testing.assert_frame_equal(layers, sums.assign(covered=True))
     assert asked == ["family vgg", "family resnet"]
-    judged(frame.iloc[:19], [], tmp_path, "cpu", vgg)
+    judged(frame.iloc[:19], [], tmp_path, vgg)
     assert asked == ["family vgg", "family resnet", "family vgg"]
     assert not [*tmp_path.glob("*.part")]
 
