@@ -52,8 +52,11 @@ def test_with_the_kernels_that_ran_less_is_missed_of_layers_whose_kernels_nobody
     assert missed(frame, asked) < 0.6 * missed(frame.assign(kernels=None), asked)
 
 
-@pytest.mark.parametrize("most", [10_000, 310])
-def test_what_is_missed_of_rows_left_out_is_what_a_fit_without_them_misses(most: int, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("most", "at_once"), [(10_000, process.ROWS), (310, process.ROWS), (310, 50)])
+def test_what_is_missed_of_rows_left_out_is_what_a_fit_without_them_misses(
+    most: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(process, "ROWS", at_once)
     frame = samples(400)
     monkeypatch.setattr(process, "NOISES", (0.01,))
     monkeypatch.setattr(process, "MOST", most)

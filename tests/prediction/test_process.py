@@ -7,12 +7,13 @@ import pandas as pd
 import pytest
 from fakes.drawn_samples import drawn, frame_of
 from fakes.left_out import assert_missed_as_by
+from scipy.spatial.distance import cdist
 
 from convscope.dataset import splits
 from convscope.prediction import predictor
 from convscope.prediction.features import CATEGORIES, features
 from convscope.prediction.learners import process
-from convscope.prediction.learners.weights import WEIGHTS
+from convscope.prediction.learners.weights import ALIKE, ALIKE_ALGORITHM, ALIKE_ENGINE, WEIGHTS
 from convscope.prediction.shapes.sizes import Floats
 
 
@@ -32,8 +33,11 @@ def missed(frame: pd.DataFrame, asked: pd.DataFrame, noise: float = 0.0) -> Floa
     return smooth(asked) - found.predict(features(asked, {}), asked)
 
 
-@pytest.mark.parametrize("most", [10_000, 60])
-def test_what_is_missed_of_rows_left_out_is_what_a_fit_without_them_misses(most: int, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("most", "at_once"), [(10_000, process.ROWS), (60, process.ROWS), (60, 7)])
+def test_what_is_missed_of_rows_left_out_is_what_a_fit_without_them_misses(
+    most: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(process, "ROWS", at_once)
     frame = samples(100)
     is_gemm = (frame["algorithm"] == "gemm").to_numpy()
     wanted = smooth(frame) + 0.2 * is_gemm
@@ -55,6 +59,28 @@ def test_each_weight_is_that_of_a_feature_and_each_feature_has_one():
     numbers = features(samples(3), {}).values.drop(columns=list(CATEGORIES))
     assert [*WEIGHTS] == [*numbers]
     assert min(WEIGHTS.values()) > 0
+
+
+@pytest.mark.parametrize("at_once", [7, process.ROWS])
+def test_an_estimate_is_a_mean_and_the_weights_of_points_by_their_likeness(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(process, "ROWS", at_once)
+    frame, asked = samples(40), samples(20, seed=5)
+    found = process.fit(features(frame, {}), frame, smooth(frame), {}).process
+    points = pd.DataFrame(dict(found.points))
+
+    def places(rows: pd.DataFrame) -> Floats:
+        values = features(rows, {}).values
+        return np.column_stack([(values[name] - found.center[name]) / found.spread[name] for name in found.center])
+
+    apart = cdist(places(asked), places(points))
+    np.testing.assert_allclose(found.far(features(asked, {}), asked), apart.min(axis=1))
+    scaled = np.sqrt(3) * apart / process.LENGTH
+    is_same = asked["algorithm"].to_numpy()[:, None] == points["algorithm"].to_numpy()  # and by the same engine
+    alike = (1 + scaled) * np.exp(-scaled) * (ALIKE + (ALIKE_ENGINE + ALIKE_ALGORITHM) * is_same)
+    (mean,) = found.means.values()
+    np.testing.assert_allclose(found.predict(features(asked, {}), asked), mean + alike @ np.array(found.weights))
 
 
 def test_a_feature_of_much_weight_makes_samples_unlike(monkeypatch: pytest.MonkeyPatch):
