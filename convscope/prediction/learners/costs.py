@@ -7,7 +7,7 @@ In predictors for cards that were learned, calls by plans, by `direct`, and by t
 Winograd's transforms have parts of how they are computed instead (`shapes`): by the tile that a plan says, by
 transforms, or by threads that each compute an output. Those of plans that say nothing, and of `direct`, are parts of a
 usual tile. They are close to what was measured, but jump from size to size, so what is to be smooth begins with the
-roofline's parts there. Calls of one arithmetic, class of shapes, engine and plan mostly run the same kernels, so they
+roofline's parts there. Calls of one arithmetic, engine, class of shapes and plan mostly run the same kernels, so they
 have weights of their own, on each card. Weights of a narrower group begin with those of the wider one around it, as if
 some of the latter's samples were its own, of times as long as its own: so few samples are enough (partial pooling). A
 wider group stands for a narrower one that was not learned. What a narrower group says is no farther from what the wider
@@ -31,6 +31,7 @@ from convscope.dataset import splits
 from convscope.dataset.samples import ARITHMETIC
 from convscope.prediction.features import Features
 from convscope.prediction.learners import threads
+from convscope.prediction.shapes import tiles
 from convscope.prediction.shapes.sizes import Floats
 
 EVERY = ""
@@ -55,6 +56,8 @@ SHORTEST_MS, WITHOUT_WIDER = 1e-9, (0.0, np.inf)
 """Time that a group says at least, and the ratios of one that has no wider one."""
 FASTEST = 0.1
 """Share of the roofline's time that a call by parts takes at least: caches are faster than the memory, not by more."""
+PACKING_ENGINES = frozenset(f"plan:{engine}" for engine in tiles.PACKING)
+"""Names of the engines that compute narrow groups together."""
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 
@@ -313,13 +316,22 @@ def relative_squares(parts_ms: Floats, target: Floats) -> Floats:
 
 
 def _levels(given: Features, frame: pd.DataFrame, rows: Places) -> list[splits.Labels]:
-    """Return names of groups of some rows, each narrower than the one before."""
+    """Return names of groups of some rows, each narrower than the one before.
+
+    By engine, and then by whether there are groups, and one image, before their kinds: what a kind has no samples of is
+    so estimated from other groups of the engine, never from calls without groups. Engines that pack groups share the
+    kernels around the product, which depend on the kind, so they are told apart after it.
+    """
     arithmetics = splits.joined(frame.iloc[rows], ARITHMETIC)
     found = [arithmetics + np.where(given.are_own[rows], "", BY_USUAL_TILE).astype(object)]
     engine, algorithm = (given.values[name].to_numpy(dtype=object) for name in ("engine", "algorithm"))
+    kin = np.where(pd.Series(engine).isin(PACKING_ENGINES), "packing", engine).astype(object)
     coarse, fine = given.classes
-    for labels in (each[rows] for each in (coarse, engine, fine, algorithm, frame["gpu_name"].to_numpy(dtype=object))):
-        found.append(np.array([f"{wide}, {own}" for wide, own in zip(found[-1], labels, strict=True)], dtype=object))
+    is_grouped = (frame["groups"] > 1).to_numpy()
+    is_one = is_grouped & (frame["batch_size"] == 1).to_numpy()
+    either, one = np.where(is_grouped, "groups", "dense"), np.where(is_one, "one image", "images")
+    for labels in (kin, either, one, coarse, engine, algorithm, fine, frame["gpu_name"].to_numpy(dtype=object)):
+        found.append(np.array([f"{wide}, {own}" for wide, own in zip(found[-1], labels[rows], strict=True)], object))
     return found
 
 
